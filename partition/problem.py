@@ -12,9 +12,10 @@ from cost_model.dtypes import (
     gradient_share,
 )
 from cost_model.errors import InputError
+from cost_model.host_memory import movable_bytes
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
-from partition.plan import Figures, Pipeline, Plan
+from partition.plan import FROZEN_WEIGHTS, Figures, Pipeline, Plan
 
 MOST_BATCH = 2**23
 """Samples a step: 8 pipelines of as many as one may have; what is beyond would be searched without end."""
@@ -170,6 +171,12 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         profile.kind(cluster.device(name).kind)
     if plan.sharding is Sharding.WEIGHTS:
         _check_weights_sharded(profile, [cluster.device(name).kind for name in plan.device_names])
+    offloaded = {layer for name in plan.device_names for layer in plan.offloaded_layers(name, FROZEN_WEIGHTS)}
+    if offloaded and not any(movable_bytes(profile, layer) for layer in offloaded):
+        raise InputError(
+            'offload names "frozen weights", and no block of those stages has any that can move; train '
+            "adapters or freeze blocks, or take it out of the plan"
+        )
 
 
 def _check_weights_sharded(profile: ModelProfile, kinds: Iterable[str]) -> None:

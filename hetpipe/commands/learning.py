@@ -53,7 +53,8 @@ class LearningOptions:
     best: Annotated[
         str | None,
         typer.Option(
-            "--best", help="What is best when held out: loss, accuracy, f1 or bleu, as the task has."
+            "--best",
+            help="What is best when held out, as the task has it: loss, accuracy, f1, exact_match, bleu.",
         ),
     ] = None
     override: Annotated[

@@ -24,7 +24,7 @@ from partition.estimates.offloading import with_offload
 from partition.estimates.plan_memory import host_bytes, plan_memory
 from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data
-from partition.problem import Problem
+from partition.problem import Problem, check_plan
 from partition.solver import solve
 from runs import CPU_CLUSTER, chain_plan, made_up_profile, run
 from small_case import small_cluster, small_profile
@@ -217,6 +217,15 @@ def test_the_planner_keeps_frozen_weights_on_the_host_where_nothing_else_fits():
         solve(replace(problem, cluster=nobody), evaluator(profile, nobody))
     with pytest.raises(InputError, match="keeps frozen weights of 'a/0'"):
         simulate_plan(plan, profile, nobody)
+
+
+def test_weights_of_what_is_trained_are_refused_to_move():
+    profile = frozen_profile(4)
+    trained = replace(profile, layers=tuple(replace(layer, unreached_bytes=0.0) for layer in profile.layers))
+    cluster = one_device(1e9, 100.0)
+    check_plan(frozen_plan([0, 4]), profile, cluster)
+    with pytest.raises(InputError, match="no block of those stages has any that can move"):
+        check_plan(frozen_plan([0, 4]), trained, cluster)
 
 
 def test_states_are_on_hosts_or_sharded_by_layer_not_both():
