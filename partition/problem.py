@@ -172,7 +172,8 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
     if plan.sharding is Sharding.WEIGHTS:
         _check_weights_sharded(profile, [cluster.device(name).kind for name in plan.device_names])
     offloaded = {layer for name in plan.device_names for layer in plan.offloaded_layers(name, FROZEN_WEIGHTS)}
-    if offloaded and not any(movable_bytes(profile, layer) for layer in offloaded):
+    views = [profile.on(kind) for kind in profile.kinds]
+    if offloaded and not any(movable_bytes(view, layer) for view in views for layer in offloaded):
         raise InputError(
             'offload names "frozen weights", and no block of those stages has any that can move; train '
             "adapters or freeze blocks, or take it out of the plan"
