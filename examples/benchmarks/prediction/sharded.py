@@ -6,21 +6,16 @@ Eight plans on three unequal emulated devices and links of two speeds. See READM
 weights".
 """
 
-import argparse
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 
 from combinations import cluster_data, toml_of
+from measuring import kept_profile, measured_steps, parser_of, show, spread
 
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import cluster_from_data
-from cost_model.profile import ModelProfile, profile_text, read_profile
-from hetpipe.profiling.profile_cache import profile_model
-from hetpipe.runs.settings import Settings
+from cost_model.profile import ModelProfile
 from hetpipe.simulation.prediction import predict
-from hetpipe.training.run import measure
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Pipeline, Plan, Stage
 
@@ -33,8 +28,8 @@ CLUSTERS = {
 
 
 def main() -> None:
-    options = _options()
-    profile = _profile(options)
+    options = parser_of(__doc__).parse_args()
+    profile = kept_profile(options, MODEL, SEQUENCE_LENGTH, CLUSTERS)
     lines = [
         "| cluster | plan | zero | predicted s | measured s, median [min, max] of n | error |",
         "|---" * 6 + "|",
@@ -44,38 +39,15 @@ def main() -> None:
         cluster = cluster_from_data(data, name)
         for shape, plan in plans_of(profile, cluster).items():
             predicted_s = predict(plan, profile, cluster).step_s
-            steps, busy = _measured(plan, profile, toml_of(data), options)
+            steps, busy = measured_steps(plan, profile, toml_of(data), options)
             errors.append(statistics.median(steps) / predicted_s - 1)
             lines.append(
                 f"| {name} | {shape} | {plan.zero} | {predicted_s:.3f} "
-                f"| {statistics.median(steps):.3f} [{min(steps):.3f}, {max(steps):.3f}] of {len(steps)} "
+                f"| {spread(steps)} "
                 f"| {errors[-1]:+.1%}{busy} |"
             )
             print(lines[-1], file=sys.stderr, flush=True)
-    worst = max(map(abs, errors))
-    print("\n".join(lines))
-    print(f"\n{len(errors)} plans: median error {statistics.median(map(abs, errors)):.1%}, worst {worst:.1%}")
-    print("* host overloaded")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4, help="of a run; the first is not timed")
-    parser.add_argument("--retries", type=int, default=2, help="of a run whose host was overloaded")
-    parser.add_argument("--profile-budget", type=float, default=30.0)
-    parser.add_argument("--profile", type=Path, help="where the profile is kept for another time")
-    return parser.parse_args()
-
-
-def _profile(options: argparse.Namespace) -> ModelProfile:
-    if options.profile is not None and options.profile.exists():
-        return read_profile(options.profile)
-    cluster = cluster_from_data(next(iter(CLUSTERS.values())), "first")
-    budget_s = options.profile_budget
-    profile = profile_model(MODEL, cluster, SEQUENCE_LENGTH, budget_s=budget_s, use_cache=False)
-    if options.profile is not None:
-        options.profile.write_text(profile_text(profile))
-    return profile
+    show(lines, errors)
 
 
 def plans_of(profile: ModelProfile, cluster: Cluster) -> dict[str, Plan]:
@@ -107,22 +79,6 @@ def _plan(
     )
     batch = sum(samples for _, samples in shares)
     return Plan("by hand", profile.model, batch, pipelines, zero=zero)
-
-
-def _measured(
-    plan: Plan, profile: ModelProfile, cluster: str, options: argparse.Namespace
-) -> tuple[list[float], str]:
-    """Return the seconds of a run's steps but the first, and a star where the host was overloaded."""
-    settings = Settings.of(plan, profile, steps=options.steps, save=False)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cluster.toml"
-        path.write_text(cluster, encoding="utf-8")
-        for _ in range(options.retries + 1):
-            report = measure(settings, path, profile, plan)
-            if not report.host_overloaded:
-                break
-    assert report.owners_agree
-    return list(report.step_s_all[1:]), " *" if report.host_overloaded else ""
 
 
 if __name__ == "__main__":

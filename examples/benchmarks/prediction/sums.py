@@ -5,27 +5,22 @@
 Twelve plans on emulated clusters of three nodes. See README.md, "Sums inside nodes first".
 """
 
-import argparse
 import statistics
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from combinations import cluster_data, toml_of
+from measuring import kept_profile, measured_steps, parser_of, show, spread
 
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import cluster_from_data
 from cost_model.collectives import Collective
-from cost_model.profile import ModelProfile, profile_text, read_profile
-from hetpipe.profiling.profile_cache import profile_model
+from cost_model.profile import ModelProfile
 from hetpipe.program import bucket_sizes
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.sync_starts import inner_syncs
-from hetpipe.runs.settings import Settings
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.simulation.simulator import simulate
-from hetpipe.training.run import measure
 from partition.plan import Pipeline, Plan, Stage
 
 MODEL = "bert-tiny"
@@ -41,10 +36,16 @@ CLUSTERS = {
 
 
 def main() -> None:
-    options = _options()
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--bucket-bytes",
+        type=float,
+        help="of sums that begin inside the last backward; small models need few",
+    )
+    options = parser.parse_args()
     if options.bucket_bytes is not None:
         bucket_sizes.BUCKET_BYTES = options.bucket_bytes  # this process lowers the plans, the ranks read them
-    profile = _profile(options)
+    profile = kept_profile(options, MODEL, SEQUENCE_LENGTH, CLUSTERS)
     lines = [
         "| cluster | plan | buckets inside nodes first | sums inside a backward "
         "| with rings alone, predicted s | predicted s | measured s, median [min, max] of n | error |",
@@ -55,40 +56,12 @@ def main() -> None:
         cluster = cluster_from_data(data, name)
         for shape, plan in plans_of(profile, cluster).items():
             predicted = predict(plan, profile, cluster)
-            steps, busy = _measured(plan, profile, toml_of(data), options)
+            steps, busy = measured_steps(plan, profile, toml_of(data), options)
             errors.append(statistics.median(steps) / predicted.step_s - 1)
             cells = _row(predicted, steps, rings_s(predicted, profile, cluster))
             lines.append(f"| {name} | {shape} | {cells} | {errors[-1]:+.1%}{busy} |")
             print(lines[-1], file=sys.stderr, flush=True)
-    worst = max(map(abs, errors))
-    print("\n".join(lines))
-    print(f"\n{len(errors)} plans: median error {statistics.median(map(abs, errors)):.1%}, worst {worst:.1%}")
-    print("* host overloaded")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4, help="of a run; the first is not timed")
-    parser.add_argument("--retries", type=int, default=2, help="of a run whose host was overloaded")
-    parser.add_argument("--profile-budget", type=float, default=30.0)
-    parser.add_argument(
-        "--bucket-bytes",
-        type=float,
-        help="of sums that begin inside the last backward; small models need few",
-    )
-    parser.add_argument("--profile", type=Path, help="where the profile is kept for another time")
-    return parser.parse_args()
-
-
-def _profile(options: argparse.Namespace) -> ModelProfile:
-    if options.profile is not None and options.profile.exists():
-        return read_profile(options.profile)
-    cluster = cluster_from_data(next(iter(CLUSTERS.values())), "first")
-    budget_s = options.profile_budget
-    profile = profile_model(MODEL, cluster, SEQUENCE_LENGTH, budget_s=budget_s, use_cache=False)
-    if options.profile is not None:
-        options.profile.write_text(profile_text(profile))
-    return profile
+    show(lines, errors)
 
 
 def plans_of(profile: ModelProfile, cluster: Cluster) -> dict[str, Plan]:
@@ -125,22 +98,6 @@ def _plan(profile: ModelProfile, chains: list[tuple[tuple[str, ...], tuple[tuple
     return Plan("by hand", profile.model, SAMPLES * len(pipelines), pipelines)
 
 
-def _measured(
-    plan: Plan, profile: ModelProfile, cluster: str, options: argparse.Namespace
-) -> tuple[list[float], str]:
-    """Return the seconds of a run's steps but the first, and a star where the host was overloaded."""
-    settings = Settings.of(plan, profile, steps=options.steps, save=False)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cluster.toml"
-        path.write_text(cluster, encoding="utf-8")
-        for _ in range(options.retries + 1):
-            report = measure(settings, path, profile, plan)
-            if not report.host_overloaded:
-                break
-    assert report.owners_agree
-    return list(report.step_s_all[1:]), " *" if report.host_overloaded else ""
-
-
 def rings_s(predicted: Prediction, profile: ModelProfile, cluster: Cluster) -> float:
     """Return the predicted step with rings in the order of the ranks."""
     program = predicted.program
@@ -158,7 +115,7 @@ def _row(predicted: Prediction, steps: list[float], rings: float) -> str:
     begun = {sync.bucket for rank in ranks for syncs in inner_syncs(program, rank).values() for sync in syncs}
     return (
         f"{sum(inside)} of {len(buckets)} | {len(begun)} | {rings:.3f} | {predicted.step_s:.3f} "
-        f"| {statistics.median(steps):.3f} [{min(steps):.3f}, {max(steps):.3f}] of {len(steps)}"
+        f"| {spread(steps)}"
     )
 
 
