@@ -24,7 +24,7 @@ from hetpipe.data.dataset import (
 )
 from hetpipe.data.json_lines import first_line
 from hetpipe.data.keyed_order import permuted
-from hetpipe.data.kind import IntArray, Learner, Reading, Samples, StepData
+from hetpipe.data.kind import CountedTerms, IntArray, Learner, Reading, Samples, StepData
 from hetpipe.data.packed_samples import PackedSamples
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
@@ -79,7 +79,7 @@ def _text(template: ChatTemplate, chat: Chat, index: int) -> tuple[str, list[tup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChatDataset:
+class ChatDataset(CountedTerms):
     """The endless training order over chats; each is a sample, cut or filled up to sequence_length.
 
     Attention is causal, so what fills a sample up changes nothing before it. Chats of which no answer is left
@@ -142,10 +142,6 @@ class ChatDataset:
     def count_terms(self) -> Callable[[Any], int]:
         """Return what counts them in the labels of a step."""
         return num_learned
-
-    def num_loss_tokens(self, num_samples: int) -> int:
-        """Refuse to say: it depends on which samples, of which `num_learned` counts the terms."""
-        raise AssertionError(num_samples)
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples), as `Dataset.batch`."""

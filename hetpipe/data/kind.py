@@ -95,6 +95,16 @@ class Samples(Protocol):
         """Return what a user should know of them, a line each."""
 
 
+class CountedTerms:
+    """Samples whose terms of the loss `count_terms` counts in the labels of each step."""
+
+    __slots__ = ()
+
+    def num_loss_tokens(self, num_samples: int) -> int:
+        """Refuse to say: it depends on which samples."""
+        raise AssertionError(num_samples)
+
+
 class Content(Protocol):
     """What files of one kind hold, checked."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cost_model.errors import InputError
 from hetpipe.data.dataset import IGNORE_LABEL, num_learned
 from hetpipe.data.keyed_order import permuted
-from hetpipe.data.kind import IntArray, StepData
+from hetpipe.data.kind import CountedTerms, IntArray, StepData
 from hetpipe.models.task_inputs import POSITIONS, TOKENS
 
 
@@ -49,7 +49,7 @@ def best_fit_decreasing(lengths: IntArray, capacity: int) -> tuple[IntArray, Int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedSamples:
+class PackedSamples(CountedTerms):
     """The endless training order over rows, each of samples that together are at most sequence_length long.
 
     Rows are the same in each epoch, their order is not: as in `Dataset`, a position in it is the state to
@@ -95,10 +95,6 @@ class PackedSamples:
     def count_terms(self) -> Callable[[Any], int]:
         """Return what counts them in the labels of a step."""
         return num_learned
-
-    def num_loss_tokens(self, num_samples: int) -> int:
-        """Refuse to say: it depends on which rows, of which `num_learned` counts the terms."""
-        raise AssertionError(num_samples)
 
     def row(self, row: int) -> IntArray:
         """Return the samples of a row."""

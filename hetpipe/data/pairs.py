@@ -21,7 +21,7 @@ from hetpipe.data.dataset import (
     write_token_ids,
 )
 from hetpipe.data.keyed_order import permuted
-from hetpipe.data.kind import IntArray, Learner, Reading, StepData
+from hetpipe.data.kind import CountedTerms, IntArray, Learner, Reading, StepData
 from hetpipe.data.padded_texts import TEXTS_PER_WRITE, count_labels, cut_at
 from hetpipe.data.pair_files import FORM, Pair, may_hold_pairs, read_pairs
 from hetpipe.data.texts import read_corpus
@@ -66,7 +66,7 @@ def tokenizer_config_text(vocabulary: Tokenizer, shape: InputShape) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class PairDataset:
+class PairDataset(CountedTerms):
     """The endless training order over pairs, each side filled up to sequence_length.
 
     tokens: of each pair the source, then the target; ends: of each of them, rising: 2 x pairs. targets: the
@@ -115,10 +115,6 @@ class PairDataset:
     def count_terms(self) -> Callable[[Any], int] | None:
         """Return what counts them in the labels of a step."""
         return count_labels
-
-    def num_loss_tokens(self, num_samples: int) -> int:
-        """Refuse to say: it depends on which samples, of which `count_labels` counts the terms."""
-        raise AssertionError(num_samples)
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples), as `Dataset.batch`.
