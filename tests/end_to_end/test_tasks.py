@@ -41,6 +41,7 @@ TASKS = _tasks()
 SHORT = {
     "defaults_in_python": (60, "f1", 0.2),
     "digits": (150, "accuracy", 0.5),
+    "docstrings_in_python": (60, "loss", 6.3),
     "names_in_python": (60, "f1", 0.5),
     "packages_in_python": (80, "accuracy", 0.15),
     "python_chats": (40, "loss", 6.5),
