@@ -3,7 +3,8 @@
 Optimizer states are needed once in a step, so they are what costs least to keep elsewhere (Ren et al.,
 ZeRO-Offload, USENIX ATC 2021). There the CPU steps; here the states come to the device part by part and go
 back, so that the same operations run on the same device and every bit is as without. Frozen weights
-never change, so they come before a layer's forward, and before its backward, and are dropped.
+never change, so they come before a layer's forward, and before its backward, and are dropped. What blocks
+save in a forward goes there, and comes back before their backward (Rhu et al., vDNN, MICRO 2016).
 """
 
 import math
@@ -17,6 +18,9 @@ NUM_ROOMS = 3
 
 WEIGHT_ROOMS = 2
 """Layers whose frozen weights a device has at once: one that computes, and one that comes."""
+
+SAVED_ROOMS = 2
+"""Layers whose saved activations a device has at once: one that computes, and one whose go, or come."""
 
 MOST_ROOM_BYTES = 16 * 2**20
 LEAST_PARTS = 16
@@ -77,22 +81,107 @@ def movable_bytes(profile: ModelProfile, layer: int) -> float:
     return profile.layers[layer].unreached_bytes
 
 
-def fetched_ends_s(visits: Sequence[tuple[int, float]], moves_s: Mapping[int, float]) -> list[float]:
-    """Return when each visit of a layer ends, from 0 on, where weights of some layers come from the host.
+def movable_saved_bytes(profile: ModelProfile, layer: int) -> float:
+    """Return the bytes of a sample that a layer saves for its backward and that may be kept on the host.
+
+    None of layers around the blocks (`is_around`), nor of those that have no backward.
+    """
+    if layer < profile.first_trained or is_around(layer, profile.num_layers, profile.layers[layer].name):
+        return 0.0
+    return profile.layers[layer].saved_bytes_per_sample
+
+
+def saved_bytes_on_host(profile: ModelProfile, start: int, stop: int) -> dict[int, float]:
+    """Return the bytes of a sample that a stage of layers [start, stop) keeps on the host, by layer.
+
+    Its input, which the first one saves, stays: it is there for the stage's own end.
+    """
+    moved = {layer: movable_saved_bytes(profile, layer) for layer in range(start, stop)}
+    moved[start] = max(0.0, moved[start] - _input_bytes(profile, start))
+    return {layer: num_bytes for layer, num_bytes in moved.items() if num_bytes}
+
+
+def _input_bytes(profile: ModelProfile, start: int) -> float:
+    return profile.layers[start - 1].output_bytes_per_sample if start else 0.0
+
+
+def saved_bytes_beside_host(
+    profile: ModelProfile,
+    layers: tuple[int, int],
+    samples: int,
+    in_flight: int,
+    *,
+    first_of: float | None = None,
+) -> float:
+    """Return the saved bytes, workspace too, on the device of a stage whose blocks keep theirs on the host.
+
+    All microbatches in flight have there what does not move; the one at work has the saved bytes of two
+    blocks (`SAVED_ROOMS`), and the workspace of the one that computes. first_of: if all microbatches of a
+    step are in flight, the bytes of gradients that are there from its start: the others are made by the first
+    backward, layer by layer, and this is what is needed beyond all of them.
+    """
+    start, stop = layers
+    moved = saved_bytes_on_host(profile, start, stop)
+    own, most, first, trained = samples * profile.layers[start].prefix_bytes_per_sample, 0.0, 0.0, 0.0
+    for layer in range(start, stop):
+        own += samples * (profile.layers[layer].saved_bytes_per_sample - moved.get(layer, 0.0))
+        need = own + samples * (moved.get(layer, 0.0) + moved.get(layer - 1, 0.0))
+        need += profile.layers[layer].workspace_at(samples) + _waiting_bytes(profile, layer, start, stop)
+        trained += profile.layers[layer].trained_bytes
+        most, first = max(most, need), max(first, need - max(0.0, trained - (first_of or 0.0)))
+    if first_of is None:
+        return (in_flight - 1) * own + most
+    later = (in_flight - 2) * own + most if in_flight > 1 else 0.0
+    return max(later, (in_flight - 1) * own + first)
+
+
+def _waiting_bytes(profile: ModelProfile, layer: int, start: int, stop: int) -> float:
+    """Return the gradients of shared weights that wait, while a layer works, for an earlier layer's.
+
+    Where it is that layer's turn, also the tensor that both are added into.
+    """
+    waiting = 0.0
+    for index in range(layer + 1, stop) if profile.shares_weights else ():
+        for others, kept in profile.shared_weight_bytes(index, trained=True):
+            inside = [other for other in others if other >= start]
+            if inside and inside[0] <= layer:
+                waiting += kept * (2 if inside[0] == layer else 1)
+    return waiting
+
+
+def moved_ends_s(
+    visits: Sequence[tuple[int, float]],
+    weights_s: Mapping[int, float],
+    saved_s: Mapping[int, float] | None = None,
+    *,
+    forward: bool = False,
+) -> list[float]:
+    """Return when each visit of a layer ends, from 0 on, where some of what layers need is on the host.
 
         in:       l0 | l1 |    | l2      a room is free when the visit before the last one is over
         compute:       v0      | v1 | v2
+        out:                   | l0 | l1 a layer computes when what the one before the last saved has gone
 
-    visits: (layer, seconds of compute), in order. moves_s: of the layers whose weights come; those of a layer
-    that is visited twice in a row stay.
+    visits: (layer, seconds of compute), in order. weights_s: of the layers whose weights come; those of a
+    layer that is visited twice in a row stay. saved_s: of what layers save, which goes in a forward, and
+    comes in a backward; a forward is over when all has gone.
 
-    >>> fetched_ends_s([(0, 3.0), (1, 1.0), (2, 1.0)], {0: 2.0, 1: 2.0, 2: 2.0})
+    >>> moved_ends_s([(0, 3.0), (1, 1.0), (2, 1.0)], {0: 2.0, 1: 2.0, 2: 2.0})
     [5.0, 6.0, 8.0]
+    >>> moved_ends_s([(0, 3.0), (1, 1.0), (2, 1.0)], {}, {0: 2.0, 1: 2.0}, forward=True)
+    [3.0, 4.0, 7.0]
     """
-    ends, came_s = [0.0, 0.0], 0.0
+    saved_s = saved_s or {}
+    ends, came_s, went_s = [0.0, 0.0], 0.0, [0.0, 0.0]
     for place, (layer, seconds) in enumerate(visits):
-        ready_s = 0.0
-        if layer in moves_s and (not place or visits[place - 1][0] != layer):
-            ready_s = came_s = max(came_s, ends[-2]) + moves_s[layer]
+        again = place > 0 and visits[place - 1][0] == layer
+        move_s = 0.0 if again else weights_s.get(layer, 0.0)
+        move_s += 0.0 if forward else saved_s.get(layer, 0.0)
+        ready_s = went_s[-2]
+        if move_s:
+            came_s = max(came_s, ends[-2]) + move_s
+            ready_s = max(ready_s, came_s)
         ends.append(max(ends[-1], ready_s) + seconds)
-    return ends[2:]
+        goes_s = saved_s.get(layer, 0.0) if forward else 0.0
+        went_s.append(max(ends[-1], went_s[-1]) + goes_s if goes_s else went_s[-1])
+    return [*ends[2:-1], max(ends[-1], went_s[-1])] if visits else []

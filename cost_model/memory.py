@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
+from cost_model.host_memory import saved_bytes_beside_host
 from cost_model.profile import ModelProfile
 
 
@@ -15,6 +16,7 @@ class StageShape:
         the first trained layer, where no gradient says that an output has arrived.
     segment_layers: with recompute, layers whose forward is run again at once; 0: all of the stage.
     in_flight_before: in flight in the stage before, whose gradients wait here; None: no more than here.
+    saved_on_host: whether blocks keep on the host what they save.
     """
 
     start: int
@@ -25,6 +27,7 @@ class StageShape:
     num_microbatches: int | None = None
     segment_layers: int = 0
     in_flight_before: int | None = None
+    saved_on_host: bool = False
 
     @property
     def segmented(self) -> bool:
@@ -152,6 +155,8 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
         one = samples * passing_bytes_per_sample(profile, stage.start, stage.stop)
         return one, 2 * input_bytes + (stage.num_microbatches or stage.in_flight) * output_bytes
     boundary = _waiting_inputs(profile, stage) * input_bytes + (stage.in_flight + 1) * output_bytes
+    if stage.saved_on_host:
+        return saved_bytes_beside_host(profile, (stage.start, stage.stop), samples, stage.in_flight), boundary
     if stage.segmented:
         inputs, most = segment_bytes(profile, stage)
         return stage.in_flight * inputs + most, boundary
@@ -256,13 +261,22 @@ def device_memory(
         and stages[0].num_microbatches == stages[0].in_flight
         and not stages[0].segmented
     ):
-        later = _saved_after_first_backward(profile, stages[0])
-        first = working
-        if not stages[0].recompute or stages[0].in_flight == 1:
-            # with recompute and more in flight, `later` counts a whole microbatch in its place
-            rows = first_backward_bytes(profile, stages[0].start, stages[0].microbatch_size, summed_bytes)
-            first = max(working, rows[stages[0].stop - stages[0].start])
-        gradients, saved, working = max((summed_bytes, saved, working), (trained, later, first), key=sum)
+        stage = stages[0]
+        if stage.saved_on_host:
+            saved = saved_bytes_beside_host(
+                profile,
+                (stage.start, stage.stop),
+                stage.microbatch_size,
+                stage.in_flight,
+                first_of=summed_bytes,
+            )
+        else:
+            later, first = _saved_after_first_backward(profile, stage), working
+            if not stage.recompute or stage.in_flight == 1:
+                # with recompute and more in flight, `later` counts a whole microbatch in its place
+                rows = first_backward_bytes(profile, stage.start, stage.microbatch_size, summed_bytes)
+                first = max(working, rows[stage.stop - stage.start])
+            gradients, saved, working = max((summed_bytes, saved, working), (trained, later, first), key=sum)
     return DeviceMemory(
         parameter_bytes=held_bytes(profile, layers),
         gradient_bytes=gradients,
@@ -307,7 +321,7 @@ def working_bytes(
 
 
 def _stage_working_bytes(profile: ModelProfile, stage: StageShape) -> float:
-    if stage.segmented and stage.stop > profile.first_trained:
+    if (stage.segmented or stage.saved_on_host) and stage.stop > profile.first_trained:
         return 0.0
     return working_bytes(profile, stage.start, stage.microbatch_size, stage.stop)[-1]
 

@@ -22,7 +22,8 @@ from cost_model.strict_files import STRICT, canonical_sha256
 FORMAT = "hetpipe.plan/1"
 OPTIMIZER_STATES = "optimizer states"
 FROZEN_WEIGHTS = "frozen weights"
-OFFLOADS = (OPTIMIZER_STATES, FROZEN_WEIGHTS)
+SAVED_ACTIVATIONS = "saved activations"
+OFFLOADS = (OPTIMIZER_STATES, FROZEN_WEIGHTS, SAVED_ACTIVATIONS)
 """What of a stage may be kept in the memory of its device's host."""
 MOST_SAMPLES = 2**20
 """The most samples of a pipeline in a step: beyond it a slip of the pen is likelier than a plan."""
@@ -73,6 +74,11 @@ class Stage:
                 raise InputError(f"offload names {word!r}; known: {', '.join(OFFLOADS)}")
         if len(set(self.offload)) < len(self.offload):
             raise InputError(f"offload is {list(self.offload)}; name each once")
+        if self.recompute and SAVED_ACTIVATIONS in self.offload:
+            raise InputError(
+                f"layers {list(self.layers)} are recomputed, and their saved activations are to be on the "
+                "host; nothing is saved then: choose one"
+            )
 
     @property
     def device(self) -> str:

@@ -12,10 +12,10 @@ from cost_model.dtypes import (
     gradient_share,
 )
 from cost_model.errors import InputError
-from cost_model.host_memory import movable_bytes
+from cost_model.host_memory import movable_bytes, saved_bytes_on_host
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
-from partition.plan import FROZEN_WEIGHTS, Figures, Pipeline, Plan
+from partition.plan import FROZEN_WEIGHTS, SAVED_ACTIVATIONS, Figures, Pipeline, Plan
 
 MOST_BATCH = 2**23
 """Samples a step: 8 pipelines of as many as one may have; what is beyond would be searched without end."""
@@ -177,6 +177,23 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         raise InputError(
             'offload names "frozen weights", and no block of those stages has any that can move; train '
             "adapters or freeze blocks, or take it out of the plan"
+        )
+    keeping = [
+        stage
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        if SAVED_ACTIVATIONS in stage.offload
+    ]
+    for stage in keeping:
+        if not saved_bytes_on_host(profile, *stage.layers):
+            raise InputError(
+                f'offload of layers {list(stage.layers)} names "saved activations", and none of them is a '
+                "block with a backward, whose can move; take it out of the plan"
+            )
+    if keeping and profile.compiled:
+        raise InputError(
+            'offload names "saved activations", and blocks are compiled, which keep them as they like; '
+            "profile without --compile, or take it out of the plan"
         )
 
 

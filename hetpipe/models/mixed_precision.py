@@ -11,7 +11,7 @@ travel in the 16 bits, whoever takes them: what leaves the layers in 16 bits is 
 be, and the gradients of both are in 16 bits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -83,6 +83,11 @@ def kept_casts() -> Iterator[None]:
         _COPIES.reset(token)
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
+
+
+def kept_copies() -> Collection[Tensor]:
+    """Return the lowered copies of weights that are kept so far inside of `kept_casts`; none outside."""
+    return (_COPIES.get() or {}).values()
 
 
 def lowered_copy(weight: nn.Parameter, lowered: torch.dtype) -> Tensor | None:

@@ -8,21 +8,16 @@ from functools import cache
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
-from cost_model.host_memory import fetched_ends_s
+from cost_model.host_memory import moved_ends_s
 from cost_model.layer_costs import Prices
 from cost_model.network import FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Reduce, Round, Transfer
-from hetpipe.program.sync_starts import after_layer_s, stage_visits
-from partition.estimates.plan_memory import (
-    host_bytes,
-    memory_on,
-    plan_step_s,
-    stepped_bytes,
-    weight_moves_s,
-)
-from partition.plan import Plan
+from hetpipe.program.sync_starts import after_layer_s
+from partition.estimates.host_moves import plan_step_s, saved_moves_s, stage_visits, weight_moves_s
+from partition.estimates.plan_memory import host_bytes, memory_on, stepped_bytes
+from partition.plan import Plan, Stage
 
 
 class ProgramCosts:
@@ -75,10 +70,9 @@ class ProgramCosts:
         self, rank: int, op: Pass, pipeline: int, stage: int, samples: int, layer: int | None
     ) -> float:
         entry = self._pipelines[pipeline].stages[stage]
-        moves_s = self._moves_s(rank)
-        if not moves_s.keys().isdisjoint(range(*entry.layers)):  # of this stage, or of one with its layers
-            visits = stage_visits(self._prices, self.devices[rank], entry, samples, op)
-            return fetched_ends_s(visits, moves_s)[-1] if visits else 0.0
+        visits = self._visit_ends(rank, op, entry, samples)
+        if visits is not None:
+            return visits[-1][1] if visits else 0.0
         device, layers = self.devices[rank], entry.layers if layer is None else (layer, layer + 1)
         if op is Pass.FORWARD:
             return self._prices.forward_s(device, *layers, samples)
@@ -89,16 +83,29 @@ class ProgramCosts:
             return {}
         return weight_moves_s(self.program.plan, self._profile, self._cluster, self.device_names[rank])
 
+    def _visit_ends(self, rank: int, op: Pass, stage: Stage, samples: int) -> list[tuple[int, float]] | None:
+        """Return the visits of a pass: layers, and when each is over; None where nothing of the stage moves.
+
+        What moves is of this stage, or weights of one with its layers on the same device.
+        """
+        if not self.program.plan.offloads:
+            return None
+        weights_s, device = self._moves_s(rank), self.devices[rank]
+        saved_s = saved_moves_s(self.program.plan, self._profile, self._cluster, stage, samples)
+        if not saved_s and weights_s.keys().isdisjoint(range(*stage.layers)):
+            return None
+        visits = stage_visits(self._prices, device, stage, samples, backward=op is Pass.BACKWARD)
+        ends_s = moved_ends_s(visits, weights_s, saved_s, forward=op is Pass.FORWARD)
+        return [(layer, end_s) for (layer, _), end_s in zip(visits, ends_s, strict=True)]
+
     def after_layer_s(self, rank: int, compute: Compute, layer: int) -> float:
         """Return the seconds of a backward that come after that of one of its stage's layers."""
         pipeline = self._pipelines[compute.pipeline]
         stage, samples = pipeline.stages[compute.stage], pipeline.microbatch_samples(compute.microbatch)
-        moves_s = self._moves_s(rank)
-        if not moves_s.keys().isdisjoint(range(*stage.layers)):
-            visits = stage_visits(self._prices, self.devices[rank], stage, samples, Pass.BACKWARD)
-            ends_s = fetched_ends_s(visits, moves_s)
-            over = max((place for place, (each, _) in enumerate(visits) if each >= layer), default=-1)
-            return ends_s[-1] - (ends_s[over] if over >= 0 else 0.0) if visits else 0.0
+        visits = self._visit_ends(rank, Pass.BACKWARD, stage, samples)
+        if visits is not None:
+            over_s = max((end_s for each, end_s in visits if each >= layer), default=0.0)
+            return visits[-1][1] - over_s if visits else 0.0
         return after_layer_s(self._prices, self.devices[rank], stage, samples, layer)
 
     def step_s(self, rank: int) -> float:
@@ -216,8 +223,8 @@ def _check_hosts(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         missing = held.get(node.name, 0.0) - room
         if missing > 0:
             raise InfeasibleError(
-                f"{plan.strategy}: {held[node.name]:,.0f} bytes of states and frozen weights are to be kept "
-                f"in the memory of node {node.name!r}, whose host_memory is {room:,.0f}; {missing:,.0f} "
-                "bytes are missing: offload fewer stages, or give the node more",
+                f"{plan.strategy}: {held[node.name]:,.0f} bytes of states, frozen weights and saved "
+                f"activations are to be kept in the memory of node {node.name!r}, whose host_memory is "
+                f"{room:,.0f}; {missing:,.0f} bytes are missing: offload fewer stages, or give the node more",
                 missing_bytes=missing,
             )

@@ -73,28 +73,3 @@ def after_layer_s(prices: Prices, device: Device, stage: Stage, samples: int, la
         again = [part for part in stage.segments if part[1] <= layer]
         seconds += sum(prices.forward_s(device, *part, samples) for part in again)
     return seconds
-
-
-def stage_visits(
-    prices: Prices, device: Device, stage: Stage, samples: int, op: Pass
-) -> list[tuple[int, float]]:
-    """Return the layers of a stage in the order in which a pass computes them, with their seconds.
-
-    With recompute the forward of a segment comes right before its backward. No backward, no visits.
-    """
-
-    def forwards(start: int, stop: int) -> list[tuple[int, float]]:
-        return [(layer, prices.forward_s(device, layer, layer + 1, samples)) for layer in range(start, stop)]
-
-    if op is Pass.FORWARD:
-        return forwards(*stage.layers)
-    found: list[tuple[int, float]] = []
-    if stage.stop <= prices.first_trained:
-        return found
-    for start, stop in reversed(stage.segments if stage.recompute else (stage.layers,)):
-        found += forwards(start, stop) if stage.recompute else []
-        backward = [
-            (layer, prices.backward_s(device, layer, layer + 1, samples)) for layer in range(start, stop)
-        ]
-        found += [visit for visit in reversed(backward) if visit[0] >= prices.first_trained]
-    return found

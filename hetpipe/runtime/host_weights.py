@@ -112,9 +112,10 @@ class HostWeights:
 
     def saving(self) -> AbstractContextManager[object]:
         """Return a context of forwards whose backwards look for weights anew, and keep none."""
-        return torch.autograd.graph.saved_tensors_hooks(self._put_down, self._taken_up)
+        return torch.autograd.graph.saved_tensors_hooks(self.put_down, self.taken_up)
 
-    def _put_down(self, tensor: Tensor) -> Tensor | _View:
+    def put_down(self, tensor: Tensor) -> Tensor | _View:
+        """Return what is kept of a tensor that is saved: where its weights are, or itself."""
         room = self._rooms_of.get(tensor.untyped_storage()._cdata)
         if room is None:
             return tensor.detach()  # an operation that kept its own output would never be freed
@@ -122,7 +123,8 @@ class HostWeights:
         assert layer is not None
         return layer, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())
 
-    def _taken_up(self, kept: Tensor | _View) -> Tensor:
+    def taken_up(self, kept: Tensor | _View) -> Tensor:
+        """Return the tensor of what `put_down` gave."""
         if isinstance(kept, Tensor):
             return kept
         layer, dtype, size, strides, offset = kept

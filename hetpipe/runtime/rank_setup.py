@@ -25,6 +25,7 @@ from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Boundaries, Executor
 from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
+from hetpipe.runtime.host_activations import activations_on_host
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.host_weights import HostWeights, check_fetched, names_on_host
 from hetpipe.runtime.layer_sync import LayerSync, absent_names
@@ -98,12 +99,12 @@ class RankLayers:
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
-        offloaded = _offloaded_names(program.plan, program.device_names[rank], chain, stepped)
+        offloaded = offloaded_names(program.plan, program.device_names[rank], chain, stepped)
         weights = HostWeights(model, away, place) if away else None
         return cls(chain, model, place, lowered or dtype, trained, counted, stepped, offloaded, weights)
 
 
-def _offloaded_names(plan: Plan, device: str, chain: ChainModel, stepped: Collection[str]) -> tuple[str, ...]:
+def offloaded_names(plan: Plan, device: str, chain: ChainModel, stepped: Collection[str]) -> tuple[str, ...]:
     """Return the names of the parameters whose states the host keeps; a shared one is its first layer's."""
     home: dict[str, int] = {}
     for layer in plan.layers_of(device):
@@ -172,6 +173,9 @@ def executor_of(
     stages = StageRunner(program, layers.model, dropout, loss, wires)
     if layers.host_weights is not None:
         stages.saving = layers.host_weights.saving
+    stages.on_host = activations_on_host(
+        program, rank, layers.model, layers.chain.layer_names, layers.place, layers.host_weights
+    )
     return Executor(
         costs,
         rank,

@@ -15,6 +15,7 @@ from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.program.instructions import Compute, Pass, Program
 from hetpipe.runtime.accelerators import widest_float
+from hetpipe.runtime.host_activations import HostActivations
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class StageRunner:
     loss_scale: float | None = None
     saving: Callable[[], AbstractContextManager[object]] = nullcontext
     """The context of forwards whose backward comes later."""
+    on_host: HostActivations | None = None
+    """What keeps on the host what some stages save, in place of `saving`."""
 
     def __init__(
         self,
@@ -219,6 +222,8 @@ class StageRunner:
         if compute.layer is not None:
             return self._layer_backward(compute, compute.layer, gradients)
         kept = self._alive.pop(_key(compute))
+        if self.on_host is not None:
+            self.on_host.going_back(compute)
         found: Sequence[Tensor | None] = gradients
         first = kept.segments[0]
         while kept.segments:  # the later ones are let go of before the next is run again
@@ -347,7 +352,12 @@ class StageRunner:
         carried = segment.carried
         if segment.start == self._stages[compute.pipeline][compute.stage].start:
             carried = _cast(carried, self._taken_in.get(_key(compute)[:2]))
-        with self._dropout, self.saving():
+        if self.on_host is None:
+            saving = self.saving()
+        else:
+            held = (*microbatch.inputs.values(), microbatch.labels, *segment.carried, *carried)
+            saving = self.on_host.saving(compute, held)
+        with self._dropout, saving:
             outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, carried)
         if segment.stop < self._model.num_layers:
             return self._as_taken(compute, segment.stop, outputs)

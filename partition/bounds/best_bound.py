@@ -257,7 +257,7 @@ def _coarser(
 
 def bound_space(problem: Problem) -> str:
     """Return in words which plans the fractional bound speaks about."""
-    hosts = ", optimizer states and frozen weights on devices or hosts"
+    hosts = ", optimizer states, frozen weights and saved activations on devices or hosts"
     hosts = hosts if has_host_memory(problem.cluster) else ""
     largest = max(_largest(problem, device.kind) for device in problem.cluster.devices)
     return f"all plans with microbatches up to {largest}{hosts}, gradient sync and transfers excluded"

@@ -1,16 +1,26 @@
-"""Which stages keep optimizer states, or frozen weights, in the memory of their host for want of room."""
+"""Which stages keep states, frozen weights or saved activations on their host for want of room."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from cost_model.cluster import Cluster
-from cost_model.host_memory import LEAST_PARTS, MOST_ROOM_BYTES, NUM_ROOMS, WEIGHT_ROOMS, movable_bytes
+from cost_model.host_memory import (
+    LEAST_PARTS,
+    MOST_ROOM_BYTES,
+    NUM_ROOMS,
+    WEIGHT_ROOMS,
+    movable_bytes,
+    movable_saved_bytes,
+)
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from partition.estimates.optimizer_sharding import fits, unsharded
 from partition.estimates.plan_memory import memory_on
-from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Plan
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, SAVED_ACTIVATIONS, Plan, Stage
 from partition.problem import Problem
+
+MovedBytes = Callable[[ModelProfile, int], float]
+"""(profile, layer) -> the bytes that move to a host, or from there, with each pass over the layer."""
 
 
 def has_host_memory(cluster: Cluster) -> bool:
@@ -24,7 +34,8 @@ def with_offload(
     """Return the plan with the optimizer states of devices that lack memory on their hosts, where these may.
 
     All stages of such a device are offloaded, of no other: moves cost time, and the less the fewer share a
-    link. Whether all fits then is for `fits` to say. words: what is offloaded (`OFFLOADS`).
+    link. Whether all fits then is for `fits` to say. words: what is offloaded (`OFFLOADS`); what stages that
+    recompute save stays.
     """
     full = {
         device.name
@@ -38,7 +49,8 @@ def with_offload(
         replace(
             pipeline,
             stages=tuple(
-                replace(stage, offload=words) if stage.device in full else stage for stage in pipeline.stages
+                replace(stage, offload=_possible(stage, words)) if stage.device in full else stage
+                for stage in pipeline.stages
             ),
         )
         for pipeline in plan.pipelines
@@ -46,11 +58,15 @@ def with_offload(
     return replace(plan, pipelines=pipelines)
 
 
+def _possible(stage: Stage, words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for word in words if word != SAVED_ACTIVATIONS or not stage.recompute)
+
+
 def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
-    """Yield plans with states or weights on hosts that fit memory, out of plans of problems with less.
+    """Yield plans with something on hosts that fit memory, out of plans of problems with less.
 
     plans_of: a search, which knows nothing of hosts. Devices keep room for what moves: three
-    sixteenths of the states, or three times 16 MiB; two layers of frozen weights.
+    sixteenths of the states, or three times 16 MiB; two layers of frozen weights; what two blocks save.
     """
     seen: set[object] = set()
     for smaller, choices in _smaller_problems(problem):
@@ -66,7 +82,7 @@ def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Pla
 
 def _smaller_problems(problem: Problem) -> Iterator[tuple[Problem, tuple[tuple[str, ...], ...]]]:
     """Yield problems to search in, and what of the plans that are found may go to hosts."""
-    states, weights = (OPTIMIZER_STATES,), (FROZEN_WEIGHTS,)
+    states, weights, saved = (OPTIMIZER_STATES,), (FROZEN_WEIGHTS,), (SAVED_ACTIVATIONS,)
     for smaller in _without_states(problem):
         yield smaller, (states,)
     bare = _without_frozen(problem)
@@ -74,6 +90,12 @@ def _smaller_problems(problem: Problem) -> Iterator[tuple[Problem, tuple[tuple[s
         yield bare, (weights, (*states, *weights))
         for smaller in _without_states(bare):
             yield smaller, ((*states, *weights),)
+    for before, words in ((problem, ()), (bare, weights)):
+        lean = None if before is None else _without_saved(before)
+        if lean is not None:
+            yield lean, ((*words, *saved), (*states, *words, *saved))
+            smaller = next(_without_states(lean))
+            yield smaller, ((*states, *words, *saved),)
 
 
 def _without_frozen(problem: Problem) -> Problem | None:
@@ -100,32 +122,81 @@ def _without_frozen(problem: Problem) -> Problem | None:
             for layer, num_bytes in zip(view.layers, moved, strict=True)
         )
 
-    def slower(name: str, kind: KindProfile) -> KindProfile:
-        links = [
-            (node.host_memory.link, device.speed)
-            for node in cluster.nodes
-            for device in node.devices
-            if device.kind == name and node.host_memory is not None
-        ]
-        view = profile.on(name)
-        least_s = [
-            min((link.transfer_s(movable_bytes(view, layer)) * speed for link, speed in links), default=0.0)
-            if movable_bytes(view, layer)
-            else 0.0
-            for layer in layers
-        ]
-        times = tuple(
-            LayerTimes(
-                tuple(max(seconds, least) for seconds in each.forward_s),
-                tuple(max(seconds, least) for seconds in each.backward_s),
-            )
-            for each, least in zip(kind.layers, least_s, strict=True)
-        )
-        return replace(kind, layers=times, held=bare(view) if kind.held else ())
-
-    kinds = {name: slower(name, kind) for name, kind in profile.kinds.items()}
+    kinds = {name: _as_slow_as_moves(problem, name, movable_bytes) for name in profile.kinds}
+    kinds = {
+        name: replace(kind, held=bare(profile.on(name)) if kind.held else ()) for name, kind in kinds.items()
+    }
     smaller = replace(profile, layers=bare(profile), kinds=kinds)
     return _with_reserve(replace(problem, profile=smaller), room_bytes)
+
+
+def _without_saved(problem: Problem) -> Problem | None:
+    """Return the problem whose blocks save nothing, and need room for what two save while they work.
+
+    A pass over a block takes as long there as its saved bytes do to move, at least. None where nothing moves.
+    """
+    profile = problem.profile
+    layers = range(profile.num_layers)
+    if not any(movable_saved_bytes(profile, layer) for layer in layers):
+        return None
+    sizes = sorted({size for kind in profile.kinds.values() for size in kind.microbatch_sizes})
+
+    def lean(view: ModelProfile) -> tuple[LayerProfile, ...]:
+        moved = [movable_saved_bytes(view, layer) for layer in layers]
+        return tuple(
+            replace(
+                layer,
+                saved_bytes_per_sample=layer.saved_bytes_per_sample - num_bytes,
+                workspace_bytes=0.0,
+                workspace_by_size=tuple(
+                    (size, layer.workspace_at(size) + size * (num_bytes + before)) for size in sizes
+                ),
+            )
+            for layer, num_bytes, before in zip(view.layers, moved, [0.0, *moved], strict=False)
+        )
+
+    kinds = {
+        name: _as_slow_as_moves(problem, name, movable_saved_bytes, by_sample=True) for name in profile.kinds
+    }
+    kinds = {
+        name: replace(kind, held=lean(profile.on(name)) if kind.held else ()) for name, kind in kinds.items()
+    }
+    return replace(problem, profile=replace(profile, layers=lean(profile), kinds=kinds))
+
+
+def _as_slow_as_moves(
+    problem: Problem, name: str, moved: MovedBytes, *, by_sample: bool = False
+) -> KindProfile:
+    """Return a kind's times, those of a pass over a layer no less than a move to or from the fastest host.
+
+    by_sample: whether what moves is of each sample of a microbatch.
+    """
+    kind, view = problem.profile.kind(name), problem.profile.on(name)
+    links = [
+        (node.host_memory.link, device.speed)
+        for node in problem.cluster.nodes
+        for device in node.devices
+        if device.kind == name and node.host_memory is not None
+    ]
+
+    def slower(layer: int, seconds: tuple[float, ...]) -> tuple[float, ...]:
+        each = moved(view, layer)
+        if not each:
+            return seconds
+        sizes = kind.microbatch_sizes if by_sample else (1,) * len(seconds)
+        return tuple(
+            max(
+                before,
+                min((link.transfer_s(each * size) * speed for link, speed in links), default=0.0),
+            )
+            for before, size in zip(seconds, sizes, strict=True)
+        )
+
+    times = tuple(
+        LayerTimes(slower(layer, each.forward_s), slower(layer, each.backward_s))
+        for layer, each in enumerate(kind.layers)
+    )
+    return replace(kind, layers=times)
 
 
 def _without_states(problem: Problem) -> Iterator[Problem]:

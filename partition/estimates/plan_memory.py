@@ -3,10 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cost_model.cluster import Cluster, Device, HostMemory
-from cost_model.errors import InputError
-from cost_model.host_memory import NUM_ROOMS, WEIGHT_ROOMS, movable_bytes, offloaded_step_s, room_bytes
-from cost_model.layer_costs import Prices
+from cost_model.cluster import Cluster, Device
+from cost_model.host_memory import NUM_ROOMS, WEIGHT_ROOMS, movable_bytes, room_bytes, saved_bytes_on_host
 from cost_model.memory import (
     DeviceMemory,
     StageShape,
@@ -17,7 +15,7 @@ from cost_model.memory import (
 )
 from cost_model.profile import ModelProfile
 from cost_model.sharded_memory import Piece, sharded_memory
-from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Plan
+from partition.plan import FROZEN_WEIGHTS, SAVED_ACTIVATIONS, Plan
 
 
 def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
@@ -85,6 +83,7 @@ def _shapes(plan: Plan, device: str) -> list[StageShape]:
                 pipeline.num_microbatches,
                 stage.segment_layers,
                 pipeline.in_flight(index - 1) if index else None,
+                SAVED_ACTIVATIONS in stage.offload,
             )
         )
     return shapes
@@ -157,30 +156,16 @@ def weights_on_host(plan: Plan, profile: ModelProfile, device: str) -> dict[int,
     return {layer: num_bytes for layer, num_bytes in sorted(found.items()) if num_bytes}
 
 
-def weight_moves_s(plan: Plan, profile: ModelProfile, cluster: Cluster, device: str) -> dict[int, float]:
-    """Return the seconds in which a layer's frozen weights come from the host, by layer.
-
-    The devices of a node that keep weights there have an equal part of its link each.
-
-    Raises: InputError if the plan keeps weights on a host that has no memory for plans.
-    """
-    away = weights_on_host(plan, profile.on(cluster.device(device).kind), device)
-    if not away:
-        return {}
-    link = _host_of(cluster, device, FROZEN_WEIGHTS).link
-    others = (other.name for other in cluster.node_of(device).devices)
-    sharing = sum(bool(plan.offloaded_layers(other, FROZEN_WEIGHTS)) for other in others)
-    return {layer: link.transfer_s(num_bytes * sharing) for layer, num_bytes in away.items()}
-
-
-def _host_of(cluster: Cluster, device: str, what: str) -> HostMemory:
-    node = cluster.node_of(device)
-    if node.host_memory is None:
-        raise InputError(
-            f"the plan keeps {what} of {device!r} in its host's memory, and node {node.name!r} of "
-            "the cluster has no host_memory; give it that and host_link, or take offload out of the plan"
-        )
-    return node.host_memory
+def saved_on_host(plan: Plan, profile: ModelProfile, device: str) -> float:
+    """Return the most bytes of saved activations that a device has in its host's memory at once."""
+    total = 0.0
+    for number, index in plan.places.get(device, ()):
+        pipeline = plan.pipelines[number]
+        stage = pipeline.stages[index]
+        if SAVED_ACTIVATIONS in stage.offload:
+            each = sum(saved_bytes_on_host(profile, *stage.layers).values())
+            total += pipeline.in_flight(index) * pipeline.microbatch_size * each
+    return total
 
 
 def _states_room_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
@@ -197,30 +182,10 @@ def host_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str,
         device = cluster.device(name)
         view = profile.on(device.kind)
         num_bytes = offloaded_bytes(plan, view, name) * view.optimizer_bytes_per_parameter_byte
-        num_bytes += sum(weights_on_host(plan, view, name).values())
+        num_bytes += sum(weights_on_host(plan, view, name).values()) + saved_on_host(plan, view, name)
         if num_bytes:
             found[device.node] = found.get(device.node, 0.0) + num_bytes
     return found
-
-
-def plan_step_s(plan: Plan, prices: Prices, cluster: Cluster, device: str) -> float:
-    """Return the seconds of the optimizer step of a device, moves of states from and to its host included.
-
-    Raises: InputError if the plan keeps states on a host that has no memory for plans.
-    """
-    place, profile = cluster.device(device), prices.profile
-    stepped, offloaded = stepped_bytes(plan, profile, device), offloaded_bytes(plan, profile, device)
-    if not offloaded:
-        return prices.update_s(place, stepped)
-    host = _host_of(cluster, device, OPTIMIZER_STATES)
-    states_bytes = profile.on(place.kind).optimizer_bytes_per_parameter_byte * offloaded
-    return offloaded_step_s(
-        prices.update_s(place, stepped - offloaded),
-        prices.update_s(place, offloaded),
-        states_bytes,
-        host.link,
-        sum(bool(plan.offloaded_layers(other.name)) for other in cluster.node_of(device).devices),
-    )
 
 
 def summed_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:

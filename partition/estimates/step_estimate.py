@@ -10,8 +10,8 @@ from itertools import pairwise
 from cost_model.memory import trained_bytes
 from cost_model.network import NORM_BYTES
 from partition.estimates.gradient_sync import SyncCosts
+from partition.estimates.host_moves import moves_added_s, plan_step_s
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.plan_memory import plan_step_s
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache, timed_stages
 from partition.plan import Plan
 
@@ -29,7 +29,8 @@ class StepEstimate:
     def estimate_s(self, plan: Plan) -> float:
         """Return the closed-form seconds of a step of any plan.
 
-        What pipelines take, then the longest optimizer step and the norm.
+        What pipelines take, with what moves from and to hosts add to the passes of a device
+        at most; then the longest optimizer step and the norm.
         """
         timed = self.timed(plan)
         shared = sum(len(pipeline.stages) for pipeline in plan.pipelines) > len(plan.device_names)
@@ -38,6 +39,8 @@ class StepEstimate:
             return self.alone_s(pipeline, [stage.in_flight for stage in plan.pipelines[0].stages])
         seconds, sync_s = self._crossing_s(plan, timed) if shared else self._apart_s(plan, timed)
         norm_s = self._sync.ring_s(NORM_BYTES, plan.device_names)
+        if plan.offloads:
+            seconds += moves_added_s(plan, self.costs.prices, self.costs.problem.cluster)
         return seconds + self._optimizer_s(plan) + sync_s + norm_s
 
     def alone_s(self, pipeline: TimedPipeline, in_flight: Sequence[int]) -> float:

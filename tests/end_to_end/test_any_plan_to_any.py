@@ -9,11 +9,13 @@ import pytest
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.training.resumption import find_checkpoint
-from partition.plan import Pipeline, Plan, Stage
-from runs import chain_plan, made_up_profile, run
+from partition.plan import OPTIMIZER_STATES, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
+from runs import CPU_CLUSTER, chain_plan, made_up_profile, run
 
 MODEL = "bert-tiny"
 BEFORE, AFTER = 4, 10
+CLUSTER = CPU_CLUSTER + 'host_memory = "1 GiB"\nhost_link = { bandwidth = "10 GB/s", latency = "10 us" }\n'
+ON_HOST = (OPTIMIZER_STATES, SAVED_ACTIVATIONS)
 
 
 def pipeline(size: int, samples: int, *stages: tuple[int, int, int, int]) -> Pipeline:
@@ -33,6 +35,7 @@ PLANS = {
     "even": chain_plan(MODEL, [0, 3, 6, 8], 4),
     "uneven": chain_plan(MODEL, [0, 1, 4, 7, 8], 2),
     "recomputed": chain_plan(MODEL, [0, 5, 8], 8, recompute=True),
+    "on hosts": chain_plan(MODEL, [0, 3, 8], 2, offload=ON_HOST),
     "two pipelines": two(zero=0),
     "zero 1": two(zero=1),
     "zero 2": two(zero=2),
@@ -65,16 +68,16 @@ PLANS = {
 def test_all_ordered_pairs(tmp_path: Path, dtype: str, most: float):
     profile = replace(made_up_profile(MODEL), dtype=dtype)
     whole = Settings(MODEL, BEFORE + AFTER, dtype=dtype, learning_rate=1e-3, save=False)
-    _, expected = run(tmp_path / "whole", PLANS["one device"], whole, profile)
+    _, expected = run(tmp_path / "whole", PLANS["one device"], whole, profile, CLUSTER)
     worst = 0.0
     for source, plan in PLANS.items():
         begun = tmp_path / source
         first = replace(whole, steps=BEFORE, total_steps=BEFORE + AFTER, save=True)
-        run(begun, plan, first, profile)
+        run(begun, plan, first, profile, CLUSTER)
         found = find_checkpoint("auto", RunFolder(begun / "run"), tmp_path, MODEL)
         for target, other in PLANS.items():
             place = tmp_path / f"{source} to {target}"
-            _, losses = run(place, other, replace(whole, resume_from=str(found)), profile)
+            _, losses = run(place, other, replace(whole, resume_from=str(found)), profile, CLUSTER)
             assert len(losses) == AFTER
             differences = [abs(a - b) / abs(b) for a, b in zip(losses, expected[BEFORE:], strict=True)]
             assert max(differences) <= most, (source, target, max(differences))

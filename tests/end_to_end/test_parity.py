@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hetpipe.runtime.processes import RankGroup, run_ranks
+from partition.plan import OFFLOADS
 from random_cases import MODULES
 from stress_ranks import check_cases
 
@@ -20,16 +21,21 @@ MORE = {1: 16, 2: 50, 3: 80, 4: 120}
 
 
 def check(
-    num_ranks: int, seeds: list[int], over_nodes: bool = False, zero: int | None = None
+    num_ranks: int,
+    seeds: list[int],
+    over_nodes: bool = False,
+    zero: int | None = None,
+    hosts: bool = False,
 ) -> list[dict[str, Any]]:
     """Run the plans of these seeds, one after another in the same processes; gives what each differs by.
 
     over_nodes: with sums inside nodes first in most of them. zero: of plans that shard gradients, or weights.
+    hosts: of plans that keep states, frozen weights or saved activations on hosts.
     """
     names = tuple(f"n/{rank}" for rank in range(num_ranks))
     group = RankGroup(names, (1,) * num_ranks, preload=MODULES, timeout_s=120.0)
     cases: list[dict[str, Any]] = []
-    run_ranks(check_cases, (seeds, num_ranks, over_nodes, zero), group, cases.append)
+    run_ranks(check_cases, (seeds, num_ranks, over_nodes, zero, hosts), group, cases.append)
     wrong = {case["name"]: case["worst"] for case in cases if not case["worst"] <= LIMIT}
     assert not wrong
     assert len(cases) == len(seeds)
@@ -45,7 +51,8 @@ def test_gradients_of_random_plans_equal_one_process(num_ranks):
             4: {"interleaved"},
             2: {"over nodes, one with several"},
         }  # too few layers, too few ranks
-        for feature in cases[0].keys() - {"event", "name", "worst"} - impossible.get(num_ranks, set()):
+        others = {"event", "name", "worst", *OFFLOADS}
+        for feature in cases[0].keys() - others - impossible.get(num_ranks, set()):
             least = 2 if feature == "sums cut" else 4  # a ring of two ranks is seldom cut
             assert sum(case[feature] for case in cases) >= least, feature
 
@@ -70,3 +77,11 @@ def test_gradients_with_sharded_gradients_or_weights_equal_one_process(num_ranks
     cases = check(num_ranks, list(range(10)), zero=zero)
     for feature in ("states sharded", "several pipelines", "recompute", "short last microbatch"):
         assert any(case[feature] for case in cases), feature
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_gradients_with_something_on_hosts_equal_one_process(num_ranks):
+    cases = check(num_ranks, list(range(14)), hosts=True)
+    for feature in (*OFFLOADS, "recompute", "short last microbatch", "several pipelines"):
+        assert sum(case[feature] for case in cases) >= 3, feature

@@ -19,7 +19,15 @@ from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.host_weights import check_fetched, names_on_host
 from hetpipe.training import checkpoint, checkpoint_weights
 from partition.estimates.plan_memory import weights_on_host
-from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Pipeline, Plan, Stage
+from partition.plan import (
+    FROZEN_WEIGHTS,
+    OFFLOADS,
+    OPTIMIZER_STATES,
+    SAVED_ACTIVATIONS,
+    Pipeline,
+    Plan,
+    Stage,
+)
 from partition.plan_file import plan_text
 from runs import CPU_CLUSTER, chain_plan, made_up_profile_of, run
 from shell import Shell
@@ -92,6 +100,25 @@ def test_runs_with_weights_on_hosts_have_the_same_bits(tmp_path: Path, kind: str
         weights.append(checkpoint_weights.read_weights(found))
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(SAVED_ACTIVATIONS,), OFFLOADS])
+def test_runs_with_activations_on_hosts_have_the_same_bits(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Of a stage with two microbatches in flight and one after it, and of one in whose rounds all are."""
+    made_up = profile()
+    one = Pipeline(1, 2, (Stage(("here/0",), (0, made_up.num_layers), 2),))
+    cuts = (0, 4), (4, made_up.num_layers)
+    two = Pipeline(
+        1, 2, tuple(Stage((f"here/{1 + index}",), cut, 2 - index) for index, cut in enumerate(cuts))
+    )
+    plan = Plan("manual", NAME, BATCH, (one, two))
+    before, expected = run(tmp_path / "plain", plan, settings(), made_up, CLUSTER)
+    report, losses = run(tmp_path / "host", on_hosts(plan, *words), settings(), made_up, CLUSTER)
+    assert losses == expected
+    for name, device in report.devices.items():
+        peak_bytes, other = device.peak_bytes, before.devices[name].peak_bytes
+        assert peak_bytes and other and peak_bytes < other
 
 
 @pytest.mark.slow

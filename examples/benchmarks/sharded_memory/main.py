@@ -20,7 +20,7 @@ from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.settings import Settings
 from hetpipe.training.run import measure
 from partition.estimates.optimizer_sharding import with_state_owners
-from partition.plan import OPTIMIZER_STATES, Pipeline, Plan, Stage
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
 
 BATCH, SEQUENCE_LENGTH, BLOCKS = 12, 64, 6
 END = BLOCKS + 2
@@ -78,7 +78,11 @@ def cut(size: int, stop: int, offload: tuple[str, ...] = ()) -> tuple[Pipeline, 
 EVEN = replicas((1, 4), (1, 4), (1, 4))
 UNEVEN = replicas((4, 7), (2, 3), (1, 2))
 ONCE = replicas((4, 4), (4, 4), (4, 4))
-OFF = (OPTIMIZER_STATES,)
+OFF, SAVED, ALL = (
+    (OPTIMIZER_STATES,),
+    (SAVED_ACTIVATIONS,),
+    (OPTIMIZER_STATES, FROZEN_WEIGHTS, SAVED_ACTIVATIONS),
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,10 @@ COMBINATIONS = (
     Combination("Llama, all frozen below the head", 3, EVEN, lora=HEAD),
     Combination("Llama, states on the host", 0, cut(2, 4, OFF)),
     Combination("Llama, states on the host", 1, replicas((2, 4), (2, 4), (2, 4)), dtype=BF16),
+    Combination("Llama, activations on the host", 0, cut(4, 4, SAVED)),
+    Combination("GPT-2, activations on the host", 0, cut(2, 5, SAVED), model="gpt2"),
+    Combination("Llama in bf16, activations on the host", 0, cut(4, 4, SAVED), dtype=BF16),
+    Combination("Llama with LoRA, all on the host", 0, cut(4, 4, ALL), lora=LORA),
 )
 
 

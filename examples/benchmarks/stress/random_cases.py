@@ -1,4 +1,4 @@
-"""Random plans that really run: own cuts, microbatches, in_flight, recompute; shared devices; sharding."""
+"""Random plans that really run: own cuts, microbatches, in_flight, recompute; shared devices; hosts."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cost_model.cluster import CPU, Cluster, Device, Link, Node
+from cost_model.cluster import CPU, Cluster, Device, HostMemory, Link, Node
 from cost_model.collective_choice import BUCKET_BYTES
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
@@ -25,8 +25,10 @@ from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Bucket, Program, Schedule
 from hetpipe.program.lowering import lower_as
 from hetpipe.program.verification import verify
-from partition.plan import Pipeline, Plan, Stage
+from partition.plan import OFFLOADS, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
 
+FROZEN = "frozen"
+"""Six layers with a frozen matrix each, beside which a small one is trained; for plans with hosts."""
 MODELS = ("gpt2-tiny", "bert-tiny", "pairs")
 """Six layers, weights tied across them, dropout on; GPT-2 and BERT are shrunk to 4 blocks of width 16."""
 MODULES = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2"))
@@ -51,28 +53,36 @@ class Case:
         return self.program.plan.model
 
 
-def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False, zero: int | None = None) -> Case:
+def random_case(
+    seed: int, num_ranks: int, *, over_nodes: bool = False, zero: int | None = None, hosts: bool = False
+) -> Case:
     """A verified program on so many devices, a pure function of the arguments.
 
     over_nodes: sums of three ranks and more go inside nodes first in most of them. zero: 2 or 3, of a plan of
-    its own; None for 0 or 1.
+    its own; None for 0 or 1. hosts: stages keep any of `OFFLOADS` on them.
     """
     rng = random.Random(f"{seed} {num_ranks}" if zero is None else f"{seed} {num_ranks} {zero}")
     model = rng.choice(MODELS)
+    if hosts and seed % 2:
+        model = FROZEN
     profile = profile_of(rng, model)
     speeds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(num_ranks)]
     names = [rng.choice("mn") for _ in speeds]
     if over_nodes and len(set(names)) == 1:
         names[seed % num_ranks] = "o"
     devices = [Device(f"n/{i}", names[i], CPU, 1e12, speed=speed) for i, speed in enumerate(speeds)]
+    lent = HostMemory(1e12, Link(1e-3, 1e9)) if hosts else None
     nodes = tuple(
-        Node(name, tuple(device for device in devices if device.node == name)) for name in sorted(set(names))
+        Node(name, tuple(device for device in devices if device.node == name), host_memory=lent)
+        for name in sorted(set(names))
     )
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), nodes)
     if zero is None:
         plan = _with_segments(random.Random(f"{seed} {num_ranks} segments"), _plan(rng, model, num_ranks))
     else:
         plan = _sharded_plan(rng, model, num_ranks, zero)
+    if hosts:
+        plan = _on_hosts(random.Random(f"{seed} {num_ranks} hosts"), plan)
     most_bytes = random.Random(f"{seed} {num_ranks} buckets").choice([1.0, 20.0, BUCKET_BYTES])
     program = _lowered(rng, plan, profile, cluster, most_bytes)
     ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
@@ -88,6 +98,7 @@ def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False, zero: in
     program = replace(program, buckets=buckets)
     verify(program, profile, cluster)
     options = (", over_nodes=True" if over_nodes else "") + ("" if zero is None else f", zero={zero}")
+    options += ", hosts=True" if hosts else ""
     name = f"random_case({seed}, {num_ranks}{options}): {model}"
     return Case(name, program, profile, cluster, rng.choice(SEQUENCE_LENGTHS))
 
@@ -177,6 +188,23 @@ def _with_segments(rng: random.Random, plan: Plan) -> Plan:
     )
 
 
+def _on_hosts(rng: random.Random, plan: Plan) -> Plan:
+    """The plan with any of what a stage may keep on its host there; nothing is saved where it recomputes."""
+
+    def drawn(stage: Stage) -> Stage:
+        words = (word for word in OFFLOADS if rng.random() < 0.6)
+        return replace(
+            stage, offload=tuple(word for word in words if word != SAVED_ACTIVATIONS or not stage.recompute)
+        )
+
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(pipeline, stages=tuple(map(drawn, pipeline.stages))) for pipeline in plan.pipelines
+        ),
+    )
+
+
 def profile_of(rng: random.Random, model: str) -> ModelProfile:
     """The model's layers with made-up sizes, and times that decide the order on shared devices."""
     chain = chain_of(model)
@@ -186,7 +214,12 @@ def profile_of(rng: random.Random, model: str) -> ModelProfile:
         tied = [info.name for info in chain.parameters(index) if info.tied]
         home = min((homes.setdefault(entry, index) for entry in tied), default=index)
         tied_to = chain.layer_names[home] if home != index else None
-        layers.append(LayerProfile(name, 16.0, 4.0, 8.0, tied_to=tied_to, tied_bytes=8.0 if tied_to else 0.0))
+        layers.append(
+            LayerProfile(
+                name, 16.0, 4.0, 8.0, tied_to=tied_to, tied_bytes=8.0 if tied_to else 0.0,
+                unreached_bytes=8.0 if model == FROZEN else 0.0,
+            )
+        )  # fmt: skip
         forward_s = rng.uniform(1e-3, 1e-2)
         times.append(LayerTimes((forward_s,), (2 * forward_s,)))
     kind = KindProfile("measured", (1,), tuple(times))
@@ -195,13 +228,14 @@ def profile_of(rng: random.Random, model: str) -> ModelProfile:
 
 @cache
 def chain_of(model: str) -> ChainModel:
-    if model == "pairs":
-        return ChainModel.from_module(_build_pairs, torch.zeros(1, 8, NUM_FEATURES), name=model)
+    if model in (FROZEN, "pairs"):
+        build = _build_frozen if model == FROZEN else _build_pairs
+        return ChainModel.from_module(build, torch.zeros(1, 8, NUM_FEATURES), name=model)
     return ChainModel.from_spec(model_spec(model).shrunk())
 
 
 def loss_of(model: str) -> Loss:
-    return _squared_error if model == "pairs" else partial(loss_sum, model_spec(model).task)
+    return _squared_error if model in (FROZEN, "pairs") else partial(loss_sum, model_spec(model).task)
 
 
 def batch_of(
@@ -210,7 +244,7 @@ def batch_of(
     """Inputs by name and labels, [samples, sequence, ...], and the weight of a token's loss."""
     draws = torch.Generator().manual_seed(step)
     shape = (num_samples, sequence_length)
-    if model == "pairs":
+    if model in (FROZEN, "pairs"):
         x = torch.randn(*shape, NUM_FEATURES, generator=draws, dtype=torch.float64)
         return {"x": x}, torch.sin(x), 1 / x.numel()
     ids = torch.randint(0, 128, shape, generator=draws)
@@ -260,6 +294,23 @@ class _Out(nn.Module):
 
     def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         return self.linear(pair[0])
+
+
+class _Beside(nn.Module):
+    """A frozen linear layer and a trained one, whose products are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+        self.base.requires_grad_(False)
+        self.side = nn.Linear(NUM_FEATURES, NUM_FEATURES, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(torch.tanh(self.base(x)), 0.2, self.training) + torch.tanh(self.side(x))
+
+
+def _build_frozen() -> nn.Module:
+    return nn.Sequential(*(_Beside() for _ in range(NUM_LAYERS)))
 
 
 def _build_pairs() -> nn.Module:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_model.collectives import Collective
+from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -23,15 +24,19 @@ from hetpipe.program.instructions import Schedule
 from hetpipe.program.sync_starts import inner_syncs
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.gradient_sync import counted_names
+from hetpipe.runtime.host_activations import activations_on_host
 from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.host_states import HostStates
+from hetpipe.runtime.host_weights import HostWeights, names_on_host
 from hetpipe.runtime.layer_sync import absent_names
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
-from hetpipe.runtime.rank_setup import boundaries_of, slices, sync_of
+from hetpipe.runtime.rank_setup import boundaries_of, offloaded_names, slices, sync_of
 from hetpipe.runtime.stage_runner import StageRunner
 from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.transport import DistributedTransport
 from hetpipe.training.meeting import gather
+from partition.plan import OFFLOADS
 from random_cases import MODELS, Case, batch_of, chain_of, loss_of, random_case
 
 SEED = 3
@@ -48,7 +53,7 @@ class Rank:
 
     case: Case
     model: LayerModel
-    optimizer: "RecordingOptimizer"
+    optimizer: "RecordingOptimizer | RecordingHostStates"
     executor: Executor
 
     @classmethod
@@ -56,15 +61,25 @@ class Rank:
         program, chain = case.program, chain_of(case.model)
         layers = program.plan.layers_of(program.device_names[rank])
         absent = absent_names(program, rank, chain)
-        model = chain.materialise(layers, SEED, torch.float64, absent=absent)
+        away = names_on_host(program.plan, program.device_names[rank], chain)
+        model = chain.materialise(
+            layers, SEED, torch.float64, absent=absent,
+            on_host={name for names in away.values() for name in names},
+        )  # fmt: skip
         for name in absent:
             model.owned_parameters()[name].requires_grad_(True)
-        model.train()
+        train_what_is_trained(chain, model)
         counted, trained = counted_names(program, rank, chain), trained_parameters(model)
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
-        optimizer = RecordingOptimizer(stepped, counted, WEIGHT_DECAY)
-        return cls(case, model, optimizer, executor_of(case, rank, model, optimizer, timeout_s))
+        offloaded = offloaded_names(program.plan, program.device_names[rank], chain, stepped)
+        optimizer: RecordingOptimizer | RecordingHostStates
+        if offloaded:
+            optimizer = RecordingHostStates(stepped, counted, WEIGHT_DECAY, offloaded=offloaded)
+        else:
+            optimizer = RecordingOptimizer(stepped, counted, WEIGHT_DECAY)
+        weights = HostWeights(model, away, torch.device("cpu")) if away else None
+        return cls(case, model, optimizer, executor_of(case, rank, model, optimizer, timeout_s, weights))
 
     def step(self, step: int, sequence_length: int, learning_rate: float, clip_norm: float) -> StepOutcome:
         """One step; the optimizer has its gradients then."""
@@ -88,8 +103,31 @@ class RecordingOptimizer(Optimizer):
 
     def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
         super().step(learning_rate, scale, loss_scale)
-        found = {name: value.grad for name, value in self.parameters.items()}
-        self.gradients = {name: value.clone() for name, value in found.items() if value is not None}
+        self.gradients = copied_gradients(self.parameters)
+
+
+class RecordingHostStates(HostStates):
+    """The same with states on the host."""
+
+    gradients: dict[str, Tensor]
+
+    def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
+        super().step(learning_rate, scale, loss_scale)
+        self.gradients = copied_gradients(self.parameters)
+
+
+def copied_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Copies of the gradients that are there."""
+    found = {name: value.grad for name, value in parameters.items()}
+    return {name: value.clone() for name, value in found.items() if value is not None}
+
+
+def train_what_is_trained(chain: ChainModel, model: LayerModel) -> None:
+    """Let frozen parameters be frozen, and the model train."""
+    reached = {info.name for layer in model.layers for info in chain.parameters(layer) if info.reached}
+    for name, value in model.owned_parameters().items():
+        value.requires_grad_(name in reached)
+    model.train()
 
 
 def trained_parameters(model: LayerModel) -> dict[str, nn.Parameter]:
@@ -104,14 +142,25 @@ def staging_of(case: Case) -> Staging:
 
 
 def executor_of(
-    case: Case, rank: int, model: LayerModel, optimizer: Optimizer, timeout_s: float = TIMEOUT_S
+    case: Case,
+    rank: int,
+    model: LayerModel,
+    optimizer: Optimizer,
+    timeout_s: float = TIMEOUT_S,
+    weights: HostWeights | None = None,
 ) -> Executor:
     """An executor of the case's program; several may share a model."""
     program, chain, staging = case.program, chain_of(case.model), staging_of(case)
+    stages = StageRunner(program, model, KeyedDropout(SEED), loss_of(case.model))
+    if weights is not None:
+        stages.saving = weights.saving
+    stages.on_host = activations_on_host(
+        program, rank, model, chain.layer_names, torch.device("cpu"), weights
+    )
     return Executor(
         ProgramCosts(program, case.profile, case.cluster),
         rank,
-        stages=StageRunner(program, model, KeyedDropout(SEED), loss_of(case.model)),
+        stages=stages,
         transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s, staging),
         sync=sync_of(program)(program, rank, chain, trained_parameters(model), timeout_s, staging),
         optimizer=optimizer,
@@ -127,7 +176,7 @@ class OneProcess:
     def __init__(self, model: str) -> None:
         self._name = model
         self._model = chain_of(model).materialise(range(chain_of(model).num_layers), SEED, torch.float64)
-        self._model.train()
+        train_what_is_trained(chain_of(model), self._model)
         self._dropout = KeyedDropout(SEED)
         self._model.on_layer = self._dropout.enter_layer
         self._parameters = trained_parameters(self._model)
@@ -197,17 +246,18 @@ def check_cases(
     num_ranks: int,
     over_nodes: bool = False,
     zero: int | None = None,
+    hosts: bool = False,
     *,
     rank: int,
     emit: Emit,
 ) -> None:
     """Gradients of some plans, at the initial weights; rank 0 emits each plan's largest difference.
 
-    over_nodes, zero: see `random_case`.
+    over_nodes, zero, hosts: see `random_case`.
     """
     references = {}
     for seed in seeds:
-        case = random_case(seed, num_ranks, over_nodes=over_nodes, zero=zero)
+        case = random_case(seed, num_ranks, over_nodes=over_nodes, zero=zero, hosts=hosts)
         try:
             runner = Rank.open(case, rank)
             if rank == 0 and case.model not in references:
@@ -236,6 +286,7 @@ def features(case: Case) -> dict[str, bool]:
         "device at several stages": any(len(row) > len({p for p, _ in row}) for row in places),
         "stages in a row": bool(program.local_boundaries),
         "short last microbatch": any(p.num_samples % p.microbatch_size for p in plan.pipelines),
+        **{word: any(word in stage.offload for stage in stages) for word in OFFLOADS},
         "recompute": any(stage.recompute for stage in stages),
         "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),

@@ -74,7 +74,9 @@ def test_the_bound_of_a_plan_counts_moves() -> None:
     plan = solve(problem, evaluator(problem.profile, problem.cluster))
     assert plan.offloads and plan.predicted is not None
     assert plan.predicted.bound_s == pytest.approx(fractional_bound_s(problem))
-    assert "optimizer states and frozen weights on devices or hosts" in (plan.predicted.bound_space or "")
+    assert "optimizer states, frozen weights and saved activations on devices or hosts" in (
+        plan.predicted.bound_space or ""
+    )
     # without moves it was 7 s
     assert plan.predicted.bound_s > 1.5 * 7.0
 

@@ -1,0 +1,194 @@
+"""Saved activations that go to the host: exact where copies are late, two blocks at once, nothing left."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.program.instructions import Compute, Pass
+from hetpipe.runtime import host_activations
+from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.host_activations import HostActivations
+from hetpipe.runtime.host_weights import HostWeights
+
+CPU = torch.device("cpu")
+WIDTH, LAYERS, SAMPLES = 6, 8, 64
+AROUND = (0, LAYERS - 1)
+
+
+class Block(nn.Module):
+    """Saves its input, and what comes between its matrices: once, though two operations save it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH)
+        self.side = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        between = torch.tanh(self.base(x))
+        return x + self.side(between)
+
+
+def model(*, frozen: bool = False) -> LayerModel:
+    chain = ChainModel.from_module(
+        lambda: nn.Sequential(*(Block() for _ in range(LAYERS))), torch.zeros(1, WIDTH), name="blocks"
+    )
+    layers = chain.materialise(range(LAYERS), 3)
+    for name, value in layers.owned_parameters().items():
+        value.requires_grad_(not frozen or "side" in name)
+    return layers
+
+
+def inputs(seed: int) -> Tensor:
+    return torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def forward(layers: LayerModel, keeper: HostActivations | None, microbatch: int) -> Tensor:
+    x = inputs(microbatch)
+    if keeper is None:
+        return layers.run(0, LAYERS, {"input0": x})[0]
+    with keeper.saving(Compute(Pass.FORWARD, 0, 0, microbatch), [x]):
+        return layers.run(0, LAYERS, {"input0": x})[0]
+
+
+def backward(layers: LayerModel, keeper: HostActivations | None, microbatch: int, output: Tensor) -> None:
+    if keeper is not None:
+        keeper.going_back(Compute(Pass.BACKWARD, 0, 0, microbatch))
+    if layers.fetch is not None:
+        layers.fetch(LAYERS - 1, -1)
+    output.square().sum().backward()
+
+
+def gradients(layers: LayerModel, keeper: HostActivations | None) -> dict[str, Tensor]:
+    """Of four microbatches, two in flight: F0 F1 B0 F2 B1 F3 B2 B3."""
+    outputs = {0: forward(layers, keeper, 0), 1: forward(layers, keeper, 1)}
+    for microbatch in range(4):
+        backward(layers, keeper, microbatch, outputs.pop(microbatch))
+        if microbatch + 2 < 4:
+            outputs[microbatch + 2] = forward(layers, keeper, microbatch + 2)
+    return {name: value.grad for name, value in layers.owned_parameters().items() if value.grad is not None}
+
+
+class LateStream:
+    """A stream whose copies are made when another one waits for them, and no sooner."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[Any, Any, Any]] = []
+        self.done = 0
+
+    def wait_stream(self, other: "LateStream") -> None:
+        self.wait_event(other.record_event())
+
+    def record_event(self) -> tuple["LateStream", int]:
+        return self, len(self.queue)
+
+    def wait_event(self, event: tuple["LateStream", int]) -> None:
+        stream, count = event
+        while stream.done < count:
+            function, args, kwargs = stream.queue[stream.done]
+            stream.done += 1
+            function(*args, **kwargs)
+
+
+class _Late(TorchDispatchMode):
+    def __init__(self, stream: LateStream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.stream.queue.append((func, args, kwargs or {}))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _on_stream(stream: LateStream, _: torch.device) -> Iterator[None]:
+    with _Late(stream):
+        yield
+
+
+def copies_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = LateStream()
+    monkeypatch.setattr(host_activations, "has_streams", lambda _: True)
+    monkeypatch.setattr(host_activations, "new_stream", lambda _: LateStream())
+    monkeypatch.setattr(host_activations, "current_stream", lambda _: current)
+    monkeypatch.setattr(host_activations, "on_stream", _on_stream)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_gradients_have_the_bits_of_activations_that_stay(monkeypatch, late: bool, weights: bool) -> None:
+    plain = gradients(model(frozen=weights), None)
+    if late:
+        copies_are_late(monkeypatch)
+    layers, host = model(frozen=weights), None
+    if weights:
+        names = {
+            layer: tuple(name for name in layers.parameters_of(layer) if "base" in name)
+            for layer in range(1, LAYERS - 1)
+        }
+        host = HostWeights(layers, names, CPU)
+    found = gradients(layers, HostActivations(layers, [(0, 0)], AROUND, CPU, host))
+    assert plain.keys() == found.keys()
+    assert all(torch.equal(plain[name], found[name]) for name in plain)
+
+
+def test_a_device_keeps_what_two_blocks_save() -> None:
+    """A block saves its input and what is between its matrices, each once."""
+    one = 4 * SAMPLES * WIDTH
+    kept = []
+    for on_host in (False, True):
+        layers = model()
+        keeper = HostActivations(layers, [(0, 0)], AROUND, CPU) if on_host else None
+        backward(layers, keeper, 0, forward(layers, keeper, 0))  # gradients have their room
+        with ByteCounter() as counter:
+            for value in layers.owned_parameters().values():
+                counter.add(value)
+                counter.add(value.grad)
+            before = counter.live_bytes
+            outputs = [forward(layers, keeper, microbatch) for microbatch in range(3)]
+            kept.append(counter.live_bytes - before)
+            for microbatch, output in enumerate(outputs):
+                backward(layers, keeper, microbatch, output)
+            del outputs, output
+    plain, lean = kept
+    assert plain == 3 * (2 * LAYERS + 1) * one  # all that is saved, and the outputs
+    # what the layers around the blocks save, and the outputs; of the last microbatch its last block's, too
+    assert lean == 3 * (2 * 2 + 1) * one + 2 * one
+
+
+def test_nothing_is_left_when_all_is_over() -> None:
+    layers = model()
+    keeper = HostActivations(layers, [(0, 0)], AROUND, CPU)
+    gradients(layers, keeper)
+    assert not keeper._saved and not keeper._known
+    rooms = {num_bytes: len(rooms) for num_bytes, rooms in keeper._rooms.items()}
+    gradients(layers, keeper)
+    again = {num_bytes: len(rooms) for num_bytes, rooms in keeper._rooms.items()}
+    assert rooms == again == {4 * SAMPLES * WIDTH: 2 * 2 * (LAYERS - 2)}  # of two in flight
+
+
+def test_stages_that_keep_theirs_do() -> None:
+    layers = model()
+    keeper = HostActivations(layers, [(0, 1)], AROUND, CPU)
+    gradients(layers, keeper)
+    assert not keeper._rooms
+
+
+def test_evaluation_between_forward_and_backward_disturbs_nothing() -> None:
+    plain, layers = gradients(model(), None), model()
+    keeper = HostActivations(layers, [(0, 0)], AROUND, CPU)
+    for microbatch in range(4):
+        output = forward(layers, keeper, microbatch)
+        with torch.no_grad():
+            forward(layers, keeper, 3 - microbatch)
+        backward(layers, keeper, microbatch, output)
+    for name, value in layers.owned_parameters().items():
+        assert value.grad is not None and torch.equal(value.grad, plain[name])
