@@ -1,6 +1,6 @@
 """The bytes of a device whose step goes layer by layer, since gradients, or weights too, are sharded."""
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -66,6 +66,8 @@ def sharded_memory(
     is_away: Callable[[Piece], bool],
     is_summed_once: Callable[[Piece], bool] = lambda _: False,
     is_shared: Callable[[Piece], bool] = lambda _: True,
+    *,
+    together: int = 0,
 ) -> DeviceMemory:
     """Return the bytes of a device with this stage, at the worst moment of its layers.
 
@@ -75,6 +77,7 @@ def sharded_memory(
 
     is_away: whether a piece is shared, and owned by another device. is_summed_once: whether its gradients are
     summed at the end of the step alone, and are there until then. is_shared: whether any other device has it.
+    together: the samples that pass each layer together; 0 where microbatches pass the stage one by one.
     """
     layers = range(stage.start, stage.stop)
     pieces = pieces_of(profile)
@@ -89,7 +92,11 @@ def sharded_memory(
     summed = {
         layer for layer in layers if any(is_shared(piece) for piece in pieces[layer] if piece not in late)
     }
-    worst = max(_moments(profile, stage, sharding, used, summed), key=lambda moment: moment.total)
+    saved = _saved_together(profile, stage, together) if together else _saved_bytes(profile, stage)
+    all_at_once = together > 0 and stage.num_microbatches == stage.in_flight
+    once = stage.num_microbatches == 1 or all_at_once
+    moments = _moments(profile, stage, sharding, used, summed, saved, once=once)
+    worst = max(moments, key=lambda moment: moment.total)
     return DeviceMemory(
         parameter_bytes=resident + worst.weights,
         gradient_bytes=kept + sum(piece.num_bytes for piece in late) + worst.gradients,
@@ -106,25 +113,28 @@ def _moments(
     sharding: Sharding,
     away: dict[int, list[Piece]],
     summed: Container[int],
+    saved: Sequence[float],
+    *,
+    once: bool,
 ) -> Iterator[_Moment]:
     """Yield what is there while each layer works, in a forward and in a backward of the last in flight.
 
-    summed: the layers whose backward a sum follows, which waits for the sum before it.
+    summed: the layers whose backward a sum follows, which waits for the sum before it. saved: by layer. once:
+    whether the layers go back once in a step.
     """
     first = max(stage.start, profile.first_trained)
     passes = [(layer, False) for layer in range(stage.start, stage.stop)]
     passes += [(layer, True) for layer in reversed(range(first, stage.stop))]
     fetches = sharding is Sharding.WEIGHTS
-    last: list[Piece] = away[first][-1:] if first < stage.stop else []  # of the microbatch before
-    if stage.num_microbatches == 1:
-        last = []
-    saved = dict(zip(range(stage.start, stage.stop), _saved_bytes(profile, stage), strict=True))
+    last: list[Piece] = []
+    if first < stage.stop and not once:
+        last = away[first][-1:]  # of the microbatch before
     for (layer, is_backward), (following, _) in pairwise([*passes, passes[0]]):
         made = away[layer] if is_backward else []
         yield _Moment(
             weights=_bytes((*away[layer], *away[following])) if fetches else 0.0,
             gradients=_bytes((*made, *last)),
-            saved=saved[layer],
+            saved=saved[layer - stage.start],
             workspace=profile.layers[layer].workspace_at(stage.microbatch_size),
         )
         if is_backward and layer in summed:
@@ -133,6 +143,27 @@ def _moments(
 
 def _bytes(pieces: Iterable[Piece]) -> float:
     return sum(piece.num_bytes for piece in set(pieces))
+
+
+def _saved_together(profile: ModelProfile, stage: StageShape, samples: int) -> list[float]:
+    """Return what samples that pass each layer together have saved while each layer works for them.
+
+    Among it what the layer hands on, or the gradients of that, of all microbatches but the one at work.
+    """
+    layers, size = range(stage.start, stage.stop), min(samples, stage.microbatch_size)
+    if stage.recompute:
+        kept = list(accumulate(input_bytes_per_sample(profile, layer) for layer in layers))
+    else:
+        saved = (profile.layers[layer].saved_bytes_per_sample for layer in layers)
+        kept = list(accumulate(saved, initial=profile.layers[stage.start].prefix_bytes_per_sample))[1:]
+    found = []
+    for layer, so_far in zip(layers, kept, strict=True):
+        handed = input_bytes_per_sample(profile, layer + 1) if layer + 1 < stage.stop else 0.0
+        bytes_now = samples * so_far + (samples - size) * handed
+        if stage.recompute:
+            bytes_now += size * (saved_bytes_per_sample(profile, layer, layer + 1) + 2 * handed)
+        found.append(bytes_now)
+    return found
 
 
 def _saved_bytes(profile: ModelProfile, stage: StageShape) -> list[float]:

@@ -262,24 +262,16 @@ class Plan:
                 "microbatch would be rounded each time: give zero 1, or leave gradient_dtype out"
             )
         for pipeline in self.pipelines:
-            for index, stage in enumerate(pipeline.stages):
+            for stage in pipeline.stages:
                 if stage.recompute and any(stop - start > 1 for start, stop in stage.segments):
                     raise InputError(
                         f"{what}, and layers {list(stage.layers)} of {stage.device!r} are recomputed several "
                         "at once; a step goes layer by layer then: give segment_layers 1"
                     )
-                if self.sharding is not Sharding.WEIGHTS:
-                    continue
-                if len(pipeline.stages) > 1:
+                if self.sharding is Sharding.WEIGHTS and len(pipeline.stages) > 1:
                     raise InputError(
                         f"{what}, and a pipeline has {len(pipeline.stages)} stages; weights are sharded "
                         "between pipelines of one stage: give zero 2"
-                    )
-                if pipeline.in_flight(index) > 1:
-                    raise InputError(
-                        f"{what}, and {stage.device!r} has {pipeline.in_flight(index)} microbatches in "
-                        "flight; all devices fetch weights in one order: give in_flight 1, which is as fast "
-                        "in a pipeline of one stage"
                     )
 
     def _check_state_owners(self, owners: tuple[str, ...]) -> None:
@@ -304,6 +296,14 @@ class Plan:
     def sharding(self) -> Sharding:
         """What of a layer only its owner keeps."""
         return Sharding(self.zero)
+
+    @cached_property
+    def breadth_first(self) -> bool:
+        """Whether the microbatches in flight pass each layer together, with one fetch and sum for all.
+
+        So it is where a step goes layer by layer, and no pipeline has more than one stage.
+        """
+        return self.sharding.by_layer and all(len(pipeline.stages) == 1 for pipeline in self.pipelines)
 
     @property
     def gradient_share(self) -> float:

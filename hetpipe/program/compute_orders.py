@@ -9,7 +9,7 @@ from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Compute, Instruction, Pass, Program, Schedule
 from hetpipe.program.list_scheduling import last_backward_s, list_schedule
-from hetpipe.program.schedules import interleaved_one_f_one_b, one_f_one_b
+from hetpipe.program.schedules import breadth_first, interleaved_one_f_one_b, one_f_one_b
 from partition.plan import Pipeline, Plan, Stage
 
 Order = tuple[Compute, ...]
@@ -42,6 +42,9 @@ def compute_orders(
         return Orders(with_in_flight(plan, most_in_flight(ranks)), ranks, {})
     if schedule is Schedule.GPIPE or profile.first_trained:
         plan = with_in_flight(plan, _in_flight(plan, profile.first_trained, schedule))
+    if plan.breadth_first:
+        ranks = tuple(_breadth_first(plan, index) for ((index, _),) in plan.places.values())
+        return Orders(plan, ranks, {})
     shared = next((name for name, places in plan.places.items() if len(places) > 1), None)
     if shared is None and schedule is not Schedule.LIST:
         orders = (_one_f_one_b(plan, profile.first_trained, *place) for place in _stages(plan))
@@ -81,6 +84,12 @@ def _one_f_one_b(plan: Plan, first_trained: int, index: int, stage: int) -> Orde
     backward = pipeline.stages[stage].stop > first_trained
     order = one_f_one_b(range(pipeline.num_microbatches), pipeline.in_flight(stage), backward=backward)
     return tuple(Compute(op, index, stage, microbatch) for op, microbatch in order)
+
+
+def _breadth_first(plan: Plan, index: int) -> Order:
+    pipeline = plan.pipelines[index]
+    order = breadth_first(range(pipeline.num_microbatches), pipeline.in_flight(0))
+    return tuple(Compute(op, index, 0, microbatch) for op, microbatch in order)
 
 
 def _interleaved(plan: Plan, first_trained: int) -> tuple[Order, ...]:

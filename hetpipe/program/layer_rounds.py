@@ -7,10 +7,16 @@ computes its own, and the rounds of a bucket have one order on all of its ranks.
 Weights are fetched one computation ahead; those of the layer that comes next anyway are kept:
 
     GATHER0.0 GATHER1.0 0F0@0 GATHER2.0 0F0@1 0F0@2 GATHER1.1 0B0@2 REDUCE2.0 GATHER0.1 0B0@1 ...
+
+Where the model is in one stage, the microbatches in flight pass each layer together, in one round of it:
+
+    GATHER0.0 GATHER1.0 0F0@0 0F1@0 GATHER2.0 0F0@1 0F1@1 0F0@2 0F1@2 GATHER1.1 0B0@2 0B1@2 REDUCE2.0 ...
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 from cost_model.sharding import Sharding
 from hetpipe.program.instructions import (
@@ -24,6 +30,7 @@ from hetpipe.program.instructions import (
     Round,
     Transfer,
 )
+from partition.plan import Plan
 
 AHEAD = 1
 """So many GATHERs of a rank may be under way when another begins, and no REDUCE."""
@@ -36,7 +43,7 @@ def with_rounds(
 
     program: of the lists, with its buckets. Its devices serve a stage each.
     """
-    most = max(pipeline.num_microbatches for pipeline in program.plan.pipelines)
+    most = max(_num_turns(program.plan, index) for index in range(len(program.plan.pipelines)))
     rounds = num_reduced(program)
     return tuple(
         tuple(_Rounds(program, rank, most, rounds).of(instructions))
@@ -44,19 +51,24 @@ def with_rounds(
     )
 
 
+def _num_turns(plan: Plan, pipeline: int) -> int:
+    """Return how often a layer goes back: once for each microbatch, or all that pass it together."""
+    together = plan.pipelines[pipeline].in_flight(0) if plan.breadth_first else 1
+    return -(-plan.pipelines[pipeline].num_microbatches // together)
+
+
 def num_reduced(program: Program) -> list[int]:
-    """Return the rounds in which each bucket's gradients are summed: as many as a rank has backwards.
+    """Return the rounds in which each bucket's gradients are summed: as many as a rank's backwards take.
 
     One for weights that are tied between stages: a later stage would wait for an earlier one's backward.
     """
     found = [0] * len(program.buckets)
     for place in program.plan.places.values():
         ((index, stage),) = place
-        pipeline = program.plan.pipelines[index]
         of_layer = buckets_by_layer(program, program.rank_of(index, stage))
         uses = Counter(bucket for layer in _trained(program, index, stage) for bucket in of_layer[layer])
         for bucket, times in uses.items():
-            count = 1 if is_summed_once(program, bucket) else times * pipeline.num_microbatches
+            count = 1 if is_summed_once(program, bucket) else times * _num_turns(program.plan, index)
             found[bucket] = max(found[bucket], count)
     return found
 
@@ -99,24 +111,23 @@ class _Rounds:
         self._gathered: Counter[int] = Counter()
 
     def of(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-        entries = [part for entry in (*instructions, *self._without_samples()) for part in self._parts(entry)]
+        turns = list(self._turns((*instructions, *self._without_samples())))
         own = self._program.plan.pipelines[self._pipeline].num_microbatches
-        layers = [entry.layer for entry in entries if isinstance(entry, Compute)]
+        layers = [turn[0].layer for turn in turns if not isinstance(turn, Transfer)]
         uses = [self._of_layer[layer] for layer in layers if layer is not None]
         slot, due = 0, list[Reduce]()
-        for entry in entries:
-            if due and not (isinstance(entry, Transfer) and entry.direction is Direction.SEND):
+        for turn in turns:
+            if due and not (isinstance(turn, Transfer) and turn.direction is Direction.SEND):
                 yield from due
                 due = []
-            if not isinstance(entry, Compute):
-                yield entry
+            if isinstance(turn, Transfer):
+                yield turn
                 continue
             if self._fetches:
                 yield from self._fetched([], uses[0]) if slot == 0 else ()
                 yield from self._fetched(uses[slot], uses[slot + 1]) if slot + 1 < len(uses) else ()
-            if entry.microbatch < own:
-                yield entry
-            if entry.op is Pass.BACKWARD:
+            yield from (entry for entry in turn if entry.microbatch < own)
+            if turn[0].op is Pass.BACKWARD:
                 due = list(self._summed(bucket for bucket in uses[slot] if bucket not in self._once))
             slot += 1
         yield from due
@@ -125,20 +136,24 @@ class _Rounds:
     def _without_samples(self) -> Iterator[Compute]:
         """Yield the computations in whose rounds the rank takes part without a microbatch for them."""
         own = self._program.plan.pipelines[self._pipeline].num_microbatches
-        for microbatch in range(own, self._most):
+        for more in range(self._most - _num_turns(self._program.plan, self._pipeline)):
             for op in Pass:
-                yield Compute(op, self._pipeline, self._stage, microbatch)
+                yield Compute(op, self._pipeline, self._stage, own + more)
 
-    def _parts(self, entry: Instruction) -> Iterator[Instruction]:
-        """Yield a computation layer by layer."""
-        if not isinstance(entry, Compute):
-            yield entry
-            return
-        layers: Iterable[int] = range(*self._held.layers)
-        if entry.op is Pass.BACKWARD:
-            layers = reversed(_trained(self._program, self._pipeline, self._stage))
-        for layer in layers:
-            yield Compute(entry.op, entry.pipeline, entry.stage, entry.microbatch, layer)
+    def _turns(self, instructions: Iterable[Instruction]) -> Iterator[list[Compute] | Transfer]:
+        """Yield the messages, and the computations layer by layer, those that pass one together as one."""
+        together = self._program.plan.breadth_first
+        trained = _trained(self._program, self._pipeline, self._stage)
+        for key, group in groupby(
+            instructions, lambda entry: entry.op if together and isinstance(entry, Compute) else entry
+        ):
+            if isinstance(key, Transfer):
+                yield key
+                continue
+            computations = [entry for entry in group if isinstance(entry, Compute)]
+            is_forward = computations[0].op is Pass.FORWARD
+            for layer in range(*self._held.layers) if is_forward else reversed(trained):
+                yield [replace(entry, layer=layer) for entry in computations]
 
     def _fetched(self, held: Sequence[int], wanted: Sequence[int]) -> Iterator[Gather]:
         for bucket in wanted:

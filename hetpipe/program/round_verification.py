@@ -46,9 +46,10 @@ def _verify_rank(program: Program, rank: int) -> None:
     added: Counter[int] = Counter()  # backwards of each bucket that no REDUCE has taken yet
     last: dict[int, Compute] = {}  # the same, the last of them
     live: dict[int, bool] = {}  # fetched buckets, and whether they were used
-    fetches = program.plan.sharding is Sharding.WEIGHTS
+    fetches, together = program.plan.sharding is Sharding.WEIGHTS, program.plan.breadth_first
     computations = [entry for entry in program.ranks[rank] if isinstance(entry, Compute)]
     following = dict(pairwise(computations))
+    before: Compute | None = None
     for entry in program.ranks[rank]:
         if isinstance(entry, Gather):
             live[entry.bucket] = False
@@ -63,12 +64,15 @@ def _verify_rank(program: Program, rank: int) -> None:
                 raise InputError(f"rank {rank} has {entry} before the GATHER of bucket {missing[0]}")
             live.update(dict.fromkeys(used, True))
             if entry.op is Pass.BACKWARD:
-                added.update(bucket for bucket in used if not is_summed_once(program, bucket))
+                same = before is not None and (before.op, before.layer) == (entry.op, entry.layer)
+                if not (together and same):
+                    added.update(bucket for bucket in used if not is_summed_once(program, bucket))
                 last.update(dict.fromkeys(used, entry))
             if early := [bucket for bucket, count in added.items() if count > 1]:
                 raise InputError(
                     f"rank {rank} has {entry} before the REDUCE of bucket {early[0]}, which it adds to again"
                 )
+            before = entry
             upcoming = following.get(entry)
             kept = of_layer[upcoming.layer] if upcoming is not None and upcoming.layer is not None else []
             live = {bucket: was for bucket, was in live.items() if not was or bucket in kept}

@@ -1,6 +1,6 @@
 """The order of forwards and backwards at one stage, and on a device that takes several in turn."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from hetpipe.program.instructions import Pass
@@ -33,6 +33,22 @@ def one_f_one_b(
         waiting.append(microbatch)
     for microbatch in waiting:
         yield Pass.BACKWARD, microbatch
+
+
+def breadth_first(microbatches: Sequence[int], in_flight: int) -> Iterator[tuple[Pass, int]]:
+    """Yield the passes of microbatches in groups of in_flight, forwards and then backwards of each group.
+
+    Within a group each layer takes all microbatches before the next layer does, so that its weights are
+    fetched, and its gradients summed, once for all of them (Lamy-Poirier, Breadth-First Pipeline Parallelism,
+    MLSys 2023, section 4; Cephalo computes so, too).
+
+    >>> " ".join(f"{op}{m}" for op, m in breadth_first(range(3), in_flight=2))
+    'F0 F1 B0 B1 F2 B2'
+    """
+    for start in range(0, len(microbatches), in_flight):
+        group = microbatches[start : start + in_flight]
+        for op in Pass:
+            yield from ((op, microbatch) for microbatch in group)
 
 
 def interleaved_one_f_one_b(

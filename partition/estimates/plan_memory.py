@@ -64,7 +64,13 @@ def _sharded_memory(
         layers = tied_layers(piece) if piece.tied else {piece.home}
         return any(plan.num_holders[layer] > (layer in mine) for layer in layers)
 
-    return sharded_memory(profile, shape, plan.sharding, is_away, is_summed_once, is_shared)
+    ((number, _),) = plan.places[device]
+    pipeline = plan.pipelines[number]
+    together = min(pipeline.num_samples, pipeline.in_flight(0) * pipeline.microbatch_size)
+    return sharded_memory(
+        profile, shape, plan.sharding, is_away, is_summed_once, is_shared,
+        together=together if plan.breadth_first else 0,
+    )  # fmt: skip
 
 
 def _shapes(plan: Plan, device: str) -> list[StageShape]:
@@ -125,7 +131,7 @@ def _once_each(
             stage_key = (*stage.layers, stage.recompute, stage.segment_layers, stage.offload)
             before = pipeline.in_flight(index - 1) if index else 0
             owned = plan.owned_layers(name) if owners_count else ()
-            key = (*stage_key, flight, before, size, count, id(view.layers), owned)
+            key = (*stage_key, flight, before, size, count, pipeline.num_samples, id(view.layers), owned)
         if key not in known:
             known[key] = memory_of(plan, view, name)
         found[name] = known[key]

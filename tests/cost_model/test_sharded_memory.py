@@ -75,3 +75,19 @@ def test_frozen_layers_have_no_gradients_and_stay_whole() -> None:
     found = need(replace(three_layers(), layers=frozen), Sharding.WEIGHTS, {1}, 2)
     # the first layer's weights are there all the time, those of the last while it works
     assert terms(found) == (10.0 + 20.0 + 30.0, 20.0 + 30.0, 2 * 20.0, 9.0)
+
+
+def test_what_passes_each_layer_together_is_saved_together() -> None:
+    # Two samples at the last layer: 9 bytes of each are saved, and its 30 bytes of gradients are there.
+    profile, stage = three_layers(), StageShape(0, 3, 2, 1, num_microbatches=2)
+
+    def together(stage: StageShape, sharding: Sharding, samples: int) -> DeviceMemory:
+        return sharded_memory(profile, stage, sharding, lambda piece: piece.home == 2, together=samples)
+
+    assert terms(together(stage, Sharding.GRADIENTS, 2)) == (60.0, 30.0 + 30.0, 2 * 30.0, 18.0)
+    # Recomputed by layer: the inputs of the last two layers, and what one sample saves of the last.
+    again = replace(stage, recompute=True, segment_layers=1)
+    assert terms(together(again, Sharding.WEIGHTS, 2)) == (30.0 + 30.0, 30.0 + 30.0, 2 * 30.0, 2 * 2.0 + 4.0)
+    # Three samples in microbatches of two are no four.
+    uneven = replace(stage, microbatch_size=2)
+    assert together(uneven, Sharding.GRADIENTS, 3).saved_bytes == 3 * 9.0

@@ -44,7 +44,7 @@ PLANS = {
         (
             pipeline(2, 6, (0, 0, 8, 1)),
             pipeline(4, 6, (1, 0, 8, 1)),
-            Pipeline(2, 4, (Stage(("here/2",), (0, 8), 1, recompute=True, segment_layers=1),)),
+            Pipeline(2, 4, (Stage(("here/2",), (0, 8), 2, recompute=True, segment_layers=1),)),
         ),
         zero=3,
     ),

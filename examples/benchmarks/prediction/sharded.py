@@ -2,7 +2,7 @@
 
     python examples/benchmarks/prediction/sharded.py [--retries 2] [--steps 4] [--profile FILE]
 
-Eight plans on three unequal emulated devices and links of two speeds. See README.md, "Sharded gradients and
+Ten plans on three unequal emulated devices and links of two speeds. See README.md, "Sharded gradients and
 weights".
 """
 
@@ -51,17 +51,19 @@ def main() -> None:
 
 
 def plans_of(profile: ModelProfile, cluster: Cluster) -> dict[str, Plan]:
-    """Return four plans: gradients sharded between replicas, and beside stages; weights, in two ways."""
+    """Return five plans: gradients sharded between replicas, and beside stages; weights, in three ways."""
     fast, middle, slow = (device.name for device in cluster.devices)
     layers = profile.num_layers
     whole = [(fast, (0, layers), 1)], [(middle, (0, layers), 1)], [(slow, (0, layers), 1)]
     cut = [(fast, (0, layers), 1)], [(middle, (0, layers - 3), 2), (slow, (layers - 3, layers), 1)]
+    together = tuple([(name, span, layers)] for ((name, span, _),) in whole)
     in_rounds, of_ones = ((8, 16), (4, 8), (2, 4)), ((1, 5), (1, 3), (1, 1))
     made = {
         "unequal microbatches, two each": _plan(profile, whole, in_rounds, 2),
         "a replica, and two stages": _plan(profile, cut, ((2, 8), (1, 4)), 2),
         "unequal microbatches, two each, weights too": _plan(profile, whole, in_rounds, 3),
         "5, 3 and 1 microbatches": _plan(profile, whole, of_ones, 3),
+        "5, 3 and 1 microbatches, in one pass": _plan(profile, together, of_ones, 3),
     }
     return {name: with_state_owners(plan, profile, cluster) for name, plan in made.items()}
 

@@ -44,8 +44,11 @@ HEAD = LoraSettings(8, 16.0, ("lm_head",))
 BF16, FP16 = "bfloat16-autocast", "float16-autocast"
 
 
-def replicas(*shares: tuple[int, int], by_layer: bool = False) -> tuple[Pipeline, ...]:
-    """The whole model on each device: (microbatch size, samples); by_layer: the last one recomputes."""
+def replicas(*shares: tuple[int, int], by_layer: bool = False, together: int = 1) -> tuple[Pipeline, ...]:
+    """The whole model on each device: (microbatch size, samples); by_layer: the last one recomputes.
+
+    together: so many microbatches pass each layer in one round of it.
+    """
     last = len(shares) - 1
     return tuple(
         Pipeline(
@@ -55,7 +58,7 @@ def replicas(*shares: tuple[int, int], by_layer: bool = False) -> tuple[Pipeline
                 Stage(
                     (f"here/{index}",),
                     (0, END),
-                    1,
+                    together,
                     recompute=by_layer and index == last,
                     segment_layers=int(by_layer and index == last),
                 ),
@@ -116,6 +119,13 @@ COMBINATIONS = (
     Combination("GPT-2, activations on the host", 0, cut(2, 5, SAVED), model="gpt2"),
     Combination("Llama in bf16, activations on the host", 0, cut(4, 4, SAVED), dtype=BF16),
     Combination("Llama with LoRA, all on the host", 0, cut(4, 4, ALL), lora=LORA),
+    Combination("Llama, all microbatches together", 2, replicas((2, 6), (2, 3), (1, 3), together=3)),
+    Combination(
+        "Llama, one recomputes, all together",
+        3,
+        replicas((2, 5), (2, 4), (1, 3), by_layer=True, together=3),
+    ),
+    Combination("Llama, in groups of two", 3, replicas((1, 5), (2, 4), (1, 3), together=2)),
 )
 
 

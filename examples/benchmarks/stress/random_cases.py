@@ -148,14 +148,7 @@ def _sharded_plan(rng: random.Random, model: str, num_ranks: int, zero: int) -> 
     pipelines = tuple(
         replace(
             pipeline,
-            stages=tuple(
-                replace(
-                    stage,
-                    in_flight=1 if zero == 3 else stage.in_flight,
-                    segment_layers=int(stage.recompute),
-                )
-                for stage in pipeline.stages
-            ),
+            stages=tuple(replace(stage, segment_layers=int(stage.recompute)) for stage in pipeline.stages),
         )
         for pipeline in drawn
     )

@@ -49,7 +49,6 @@ def random_plan(rng: random.Random, problem: Problem, sharding: Sharding) -> Pla
         stages = []
         for name, layers, flight in zip(devices, pairwise(cuts), flights, strict=True):
             again = rng.random() < 0.3
-            flight = 1 if sharding is Sharding.WEIGHTS else flight
             stages.append(Stage((name,), layers, flight, again, segment_layers=int(again)))
         pipelines.append(Pipeline(size, last - first, tuple(stages)))
     plan = Plan("random", problem.profile.model, batch, tuple(pipelines), zero=int(sharding))
