@@ -5,13 +5,16 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from places import SUPPORT
+from places import EXAMPLES, SUPPORT
+from preloaded import preload_for_all_tests
 from shell import Shell
 from turns import new_room, turn
 
 # NOTE: the server that forks ranks preloads the module of what they run, but in Python 3.11 it ignores the
-# sys.path of its parent: without this each rank of a main in tests/support would load torch by itself.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
+# sys.path of its parent: without this each rank of a main in these folders would load it by itself.
+MAINS = (SUPPORT, EXAMPLES / "benchmarks" / "stress")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*map(str, MAINS), os.environ.get("PYTHONPATH"))))
+preload_for_all_tests()
 
 # A busy machine is no failure: no test has a time limit for an example.
 hypothesis.settings.register_profile("hetpipe", deadline=None)
@@ -19,18 +22,45 @@ hypothesis.settings.load_profile("hetpipe")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the room in which the workers of `pytest -n` take turns, before they start."""
+    """Make the room in which the workers of `pytest -n` take turns, before they start; a thread for each."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         room = new_room()
         room.__enter__()
         config.add_cleanup(lambda: room.__exit__(None, None, None))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run those marked `alone` last, one after another: among others each would wait for one to end."""
+    items.sort(key=_is_alone)
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Run a test, with its fixtures, when it is its turn."""
-    with turn(alone=item.get_closest_marker("alone") is not None):
+    with turn(alone=_is_alone(item)):
         return (yield)
+
+
+LONG_S, SHORT_PROOF_S = 3600.0, 1.0
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patience() -> Iterator[None]:
+    """Tell of what lasts long in those tests alone that ask for it, however busy the machine is.
+
+    And prove for a second where a test does not say how long: a bound holds whenever its proof ends.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetpipe.commands.output.LONG_S", LONG_S)
+        patch.setattr("hetpipe.runtime.rank_watch.SILENCE_S", LONG_S)
+        patch.setattr("hetpipe.runtime.rank_watch.START_SILENCE_S", LONG_S)
+        patch.setattr("partition.bounds.best_bound.PROOF_S", SHORT_PROOF_S)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -103,7 +103,15 @@ PLANS = {
     "sharded gradients": two_pipelines(zero=2),
     "sharded weights": replica_plan("", 5, (2, 5), (1, 2), (1, 1), zero=3),
 }
-CASES = [(LLAMA, list(PLANS)), (GPT2, list(PLANS)[2:]), (BERT, list(PLANS)[2:])]
+FEW, MORE = ["three stages, recompute", "two pipelines"], ["two pipelines", *list(PLANS)[-2:]]
+CASES = [
+    (LLAMA, list(PLANS)),
+    (GPT2, FEW),
+    (BERT, FEW),
+    # what is sharded of their adapters: test_peft_trainer.py has the gradients
+    pytest.param(GPT2, MORE, marks=pytest.mark.exhaustive),
+    pytest.param(BERT, MORE, marks=pytest.mark.exhaustive),
+]
 
 
 @pytest.mark.slow

@@ -14,7 +14,10 @@ from hetpipe.runtime.processes import RankGroup, WorkerLostError, run_ranks
 from partition.plan import Pipeline
 from runtime_mains import Case, case_of, stages
 
-TIMEOUT_S = 4.0
+SUMS_S = 2.0
+MEETING_S = 1.0
+SOON_S = 120.0
+"""For all else: a busy machine is no lost rank."""
 
 
 def sums_of_two_and_of_three(collective: Collective) -> Case:
@@ -41,30 +44,30 @@ def sums_of_two_and_of_three(collective: Collective) -> Case:
 def test_a_sum_with_a_stopped_rank_names_rank_instruction_and_peers(collective, where, peers):
     case = sums_of_two_and_of_three(collective)
     assert [bucket.ranks for bucket in case.program.buckets] == [(0, 1, 2), (0, 2)]
-    group = RankGroup(case.program.device_names, (1, 1, 1), timeout_s=TIMEOUT_S)
+    group = RankGroup(case.program.device_names, (1, 1, 1), timeout_s=SOON_S)
     expected = (
-        rf"rank \d \(n/\d\) waited at {where} for {peers}, begun [4-9]\.\d s ago: "
+        rf"rank \d \(n/\d\) waited at {where} for {peers}, begun ([2-9]|\d\d)\.\d s ago: "
         r"(Timed out waiting|Operation timed out|Application timeout)"
     )
     with pytest.raises(WorkerLostError, match=expected):
-        run_ranks(runtime_mains.stop_in_a_step, (case, where, TIMEOUT_S), group)
+        run_ranks(runtime_mains.stop_in_a_step, (case, where, SUMS_S), group)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("away", "waited"), [(1, "rank 0 {} all other ranks"), (0, "rank 1 {} rank 0")])
 def test_a_rank_that_does_not_come_to_a_meeting_between_steps_is_missed(away, waited):
-    group = RankGroup(("n/0", "n/1"), (1, 1), timeout_s=1.0)
-    expected = waited.format("waited between steps for") + r", begun [1-9]\.\d s ago: .+"
+    group = RankGroup(("n/0", "n/1"), (1, 1), timeout_s=SOON_S)
+    expected = waited.format("waited between steps for") + r", begun [1-9]\d*\.\d s ago: .+"
     with pytest.raises(WorkerLostError, match=expected):
-        run_ranks(runtime_mains.stay_away, (away,), group)
+        run_ranks(runtime_mains.stay_away, (away, MEETING_S), group)
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_the_error_names_a_rank_that_a_signal_has_stopped_and_none_is_left(stopped):
-    group = RankGroup(("n/0", "n/1"), (1, 1), timeout_s=1.0)
+    group = RankGroup(("n/0", "n/1"), (1, 1), timeout_s=SOON_S)
     expected = rf"; rank {stopped} \(n/{stopped}\) is stopped \(SIGSTOP, or a debugger\)$"
     with pytest.raises(WorkerLostError, match=expected):
-        run_ranks(runtime_mains.stop_before_a_meeting, (stopped,), group)
+        run_ranks(runtime_mains.stop_before_a_meeting, (stopped, MEETING_S), group)
     assert not any(process.is_alive() for process in multiprocessing.active_children())
 
 

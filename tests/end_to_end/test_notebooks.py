@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from hetpipe.reporting.plan_explorer import NO_CONTROLS
 from hetpipe.reporting.tables import WIDTH_IN_A_NOTEBOOK
-from notebook_runs import execute
+from notebook_runs import SHORT_PROOFS, execute
 from places import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -21,6 +21,18 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 def read(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+
+
+def run_quickly(book: nbformat.NotebookNode, place: Path) -> None:
+    """Run all cells, with short proofs."""
+    first = code_cell(SHORT_PROOFS)
+    book.cells.insert(0, first)
+    execute(book, place)
+    book.cells.remove(first)
+
+
+def code_cell(source: str) -> nbformat.NotebookNode:
+    return nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
 
 
 def pictures_of(book: nbformat.NotebookNode) -> dict[str, int]:
@@ -50,7 +62,7 @@ def test_the_stored_notebook_has_outputs_and_no_error(path):
 def test_the_notebook_runs_from_any_working_directory(path, tmp_path):
     book = read(path)
     stored = pictures_of(book)
-    execute(book, tmp_path)
+    run_quickly(book, tmp_path)
     assert not list(tmp_path.iterdir()), "the notebook wrote to the working directory"
     assert pictures_of(book) == stored
 
@@ -88,10 +100,6 @@ def explorer_part() -> nbformat.NotebookNode:
     return book
 
 
-def code_cell(source: str) -> nbformat.NotebookNode:
-    return nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
-
-
 @pytest.mark.slow
 def test_the_controls_move_cuts_memory_and_bound(tmp_path):
     book = explorer_part()
@@ -120,7 +128,7 @@ print(json.dumps(found))
 """
         )
     )
-    execute(book, tmp_path)
+    run_quickly(book, tmp_path)
     found = json.loads(book.cells[-1].outputs[-1].text)
     today = found.pop("today")
     assert found.pop("back") == today
@@ -137,7 +145,7 @@ print(json.dumps(found))
 def test_without_ipywidgets_the_notebook_says_so_and_shows_pictures(tmp_path):
     book = explorer_part()
     book.cells.insert(0, code_cell('import sys\nsys.modules["ipywidgets"] = None'))
-    execute(book, tmp_path)
+    run_quickly(book, tmp_path)
     outputs = book.cells[-1].outputs
     said = "".join(
         ANSI.sub("", out.get("data", out).get("text/plain", out.get("text", ""))) for out in outputs

@@ -102,7 +102,12 @@ def two_pipelines() -> Plan:
 
 
 PLANS = {"three stages": chain_plan("", [0, 1, 3, 5], 2, BATCH), "two pipelines": two_pipelines()}
-CASES = [(LLAMA, "4bit"), (LLAMA, "8bit"), (GPT2, "4bit"), (BERT, "8bit")]
+CASES = [
+    (LLAMA, "4bit"),
+    (GPT2, "4bit"),
+    (BERT, "8bit"),
+    pytest.param(LLAMA, "8bit", marks=pytest.mark.exhaustive),  # each by itself is among the others
+]
 
 
 @pytest.mark.slow

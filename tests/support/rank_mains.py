@@ -7,11 +7,13 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from cost_model.errors import InputError
 from hetpipe.program.instructions import Direction, Pass, Program, Transfer
@@ -21,6 +23,16 @@ from hetpipe.training.meeting import all_done, gather
 
 Emit = Callable[[dict[str, Any]], None]
 SHAPES = (TensorShape((2, 3), torch.float32), TensorShape((2,), torch.int64))
+
+
+def limit_waits(timeout_s: float, *groups: dist.ProcessGroup) -> None:
+    """Have the ranks, now that all are here, wait for each other no longer between steps and in groups.
+
+    Until then a busy machine may start them one by one.
+    """
+    dist.barrier()
+    for group in (dist.group.WORLD, *groups):
+        _set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def exchange(program: Program, *, rank: int, emit: Emit) -> None:
@@ -36,8 +48,9 @@ def exchange(program: Program, *, rank: int, emit: Emit) -> None:
         emit({"event": "got", "values": values.tolist(), "ids": ids.tolist()})
 
 
-def write_slowly(slow_s: float, every_s: float, failing: int | None, *, rank: int, emit: Emit) -> None:
-    """Write something that takes rank 1 so long; emit what all wrote."""
+def write_slowly(slow_s: float, timeout_s: float, failing: int | None, *, rank: int, emit: Emit) -> None:
+    """Write something that takes rank 1 so long; emit what all wrote. timeout_s: of a meeting."""
+    limit_waits(timeout_s)
 
     def work() -> str:
         time.sleep(slow_s * rank)
@@ -47,14 +60,15 @@ def write_slowly(slow_s: float, every_s: float, failing: int | None, *, rank: in
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
-        while not all_done(future, every_s):
+        while not all_done(future, timeout_s / 3):
             pass
         emit({"event": "written", "found": gather(future.result())})
 
 
 def lose_the_peer(program: Program, peer: str, *, rank: int, emit: Emit) -> None:
-    timeout_s = 0.5 if peer == "stays silent" else 20.0
-    transport = DistributedTransport(program, rank, torch.device("cpu"), timeout_s)
+    transport = DistributedTransport(program, rank, torch.device("cpu"), 60.0)
+    if peer == "stays silent":
+        transport._timeout = timedelta(seconds=0.5)  # now that the ways are open
     if rank == 0:
         if peer == "stays silent":
             time.sleep(60)

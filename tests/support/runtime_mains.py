@@ -20,10 +20,12 @@ from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Compute, Norm, Schedule, Sync
 from hetpipe.program.lowering import lower_as
 from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.rank_setup import slices
 from hetpipe.training.meeting import from_first, gather
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
+from rank_mains import limit_waits
 from stress_ranks import OneProcess, Rank, compare, executor_of
 
 Emit = Callable[[dict[str, Any]], None]
@@ -54,12 +56,16 @@ def stages(*entries: tuple[int, int, int, int], **recompute: Any) -> tuple[Stage
 
 
 def stop_in_a_step(case: Case, where: Sync | Norm, timeout_s: float, *, rank: int, emit: Emit) -> None:
-    """In the second step the last rank that takes part stops at SYNC or NORM, and who does not is busy."""
-    runner = Rank.open(case, rank, timeout_s)
+    """In the second step the last rank that takes part stops at SYNC or NORM, and who does not is busy.
+
+    timeout_s: of sums in that step; messages may take as long as a busy machine makes them.
+    """
+    runner = Rank.open(case, rank)
     ranks = case.program.buckets[where.bucket].ranks if isinstance(where, Sync) else range(3)
-    dist.barrier()
     runner.step(0, 8, 0.0, 1.0)
     sync = runner.executor._sync
+    assert isinstance(sync, GradientSync)
+    limit_waits(timeout_s, *(group for group in sync._groups.values() if group is not None))
     start, finish = sync.start, sync.finish
 
     def start_or_stop(bucket: int) -> None:
@@ -81,8 +87,9 @@ def stop_in_a_step(case: Case, where: Sync | Norm, timeout_s: float, *, rank: in
     runner.step(1, 8, 0.0, 1.0)
 
 
-def stay_away(away: int, *, rank: int, emit: Emit) -> None:
+def stay_away(away: int, timeout_s: float, *, rank: int, emit: Emit) -> None:
     """One of two ranks never comes to a meeting between steps: rank 1 of that of all, rank 0 of its own."""
+    limit_waits(timeout_s)
     if rank == away:
         time.sleep(60)
     elif away == 1:
@@ -91,8 +98,9 @@ def stay_away(away: int, *, rank: int, emit: Emit) -> None:
         from_first(0)
 
 
-def stop_before_a_meeting(stopped: int, *, rank: int, emit: Emit) -> None:
+def stop_before_a_meeting(stopped: int, timeout_s: float, *, rank: int, emit: Emit) -> None:
     """One rank is stopped by a signal, as by hand; the others wait for it between steps."""
+    limit_waits(timeout_s)
     if rank == stopped:
         os.kill(os.getpid(), signal.SIGSTOP)
     gather(rank)

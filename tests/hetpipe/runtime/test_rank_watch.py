@@ -29,6 +29,8 @@ class Seen:
         self.stopped: set[int] = set()
         self.told: list[str] = []
         monkeypatch.setattr(rank_watch.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(rank_watch, "SILENCE_S", SILENCE_S)  # which other tests never reach
+        monkeypatch.setattr(rank_watch, "START_SILENCE_S", START_SILENCE_S)
         self.watch = Watch(folder / "beats", (3, 5), lambda rank: rank in self.stopped, NAMES, PARTS)
         self.rows = np.memmap(folder / "beats", dtype=np.int64, mode="r+").reshape(-1, len(Column))
         self.rows[:, Column.PEER] = NOBODY
