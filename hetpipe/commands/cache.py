@@ -1,5 +1,6 @@
-"""cache: the profiles that were measured and are taken again, and the splits that were proven."""
+"""cache: the profiles that were measured, the splits that were proven, the tokens of long texts."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,8 @@ from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
 from hetpipe.profiling.cached_profiles import CachedProfile, cached_profiles
 from hetpipe.reporting.tables import new_table, show
-from hetpipe.runs.cache import profiles_folder, proofs_folder
+from hetpipe.runs.cache import profiles_folder, proofs_folder, texts_folder
+from hetpipe.runs.kept_texts import KeptText, forget_hashes, kept_texts
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -19,13 +21,14 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def cache_command(
     model: Annotated[str | None, typer.Argument(help="Profiles of this model only.")] = None,
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove them, so that they are measured and proven anew.")
+        bool, typer.Option("--clear", help="Remove them, so that they are measured, proven and split anew.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the measured profiles and proven splits that are taken again, or remove them."""
+    """List the profiles, proven splits and tokens of long texts that are kept, or remove them."""
     found = cached_profiles(model)
     proofs = sorted(proofs_folder().glob("*.json")) if model is None else []
+    texts = kept_texts() if model is None else ()
     if model is not None and not found:
         known = sorted({entry.profile.model for entry in cached_profiles() if entry.profile is not None})
         raise InputError(
@@ -33,6 +36,10 @@ def cache_command(
         )
     for path in [*(entry.path for entry in found), *proofs] if clear else ():
         path.unlink(missing_ok=True)
+    if clear and model is None:
+        forget_hashes()
+        for text in texts:
+            text.remove()
     if json:
         print_json(
             {
@@ -40,6 +47,7 @@ def cache_command(
                 "removed": clear,
                 "profiles": [entry.to_json() for entry in found],
                 "proofs": [str(path) for path in proofs],
+                "texts": [text.to_json() for text in texts],
             }
         )
         return
@@ -49,7 +57,12 @@ def cache_command(
     lines = [f"{what}: {len(found)} {several}, {total} in {profiles_folder()}"]
     if proofs:
         lines.append(f"{what}: {len(proofs)} proof{'s' * (len(proofs) > 1)} of splits in {proofs_folder()}")
-    show([*([_table(found)] if found else []), *lines])
+    if texts:
+        total = format_bytes(sum(text.num_bytes for text in texts))
+        lines.append(
+            f"{what}: tokens of {len(texts)} text{'s' * (len(texts) > 1)}, {total} in {texts_folder()}"
+        )
+    show([*([_table(found)] if found else []), *lines, *([_table_of_texts(texts)] if texts else [])])
 
 
 def _table(found: tuple[CachedProfile, ...]) -> Table:
@@ -69,6 +82,16 @@ def _table(found: tuple[CachedProfile, ...]) -> Table:
             "" if error is None else f"{100 * error:.1f} %",
             age_text(entry.age_s),
         )
+    return table
+
+
+def _table_of_texts(texts: tuple[KeptText, ...]) -> Table:
+    table = new_table("text")
+    for title in ("tokens", "taken"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for text in texts:
+        names = ", ".join(Path(file).name for file in text.files) or f"unfinished: {text.path.name}"
+        table.add_row(names, format_bytes(text.num_bytes), f"{age_text(text.age_s)} ago")
     return table
 
 

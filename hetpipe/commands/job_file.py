@@ -36,6 +36,8 @@ def job_text(
         "clip_norm": settings.clip_norm,
         "data": list(settings.data) or None,
         "pack": settings.pack or None,
+        "group_by_length": settings.group_by_length or None,
+        "doc_stride": settings.doc_stride,
         **_optimizer(settings),
         "eval_data": list(settings.eval_data) or None,
         "eval_every": settings.eval_every or None,
@@ -88,11 +90,11 @@ def _toml(value: Any) -> str:
 def leaving_job(
     on_event: Callable[[dict[str, Any]], None], folder: RunFolder, text: str
 ) -> Callable[[dict[str, Any]], None]:
-    """Write job.toml at the first event of a run: nothing is written of one that is refused."""
+    """Write job.toml when a run has begun: nothing is written of one that is refused."""
     left = [text]
 
     def told(event: dict[str, Any]) -> None:
-        if left:
+        if left and event["event"] != "progress":
             folder.write(folder.job, left.pop())
         on_event(event)
 

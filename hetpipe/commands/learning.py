@@ -1,5 +1,6 @@
 """Options of `run` about the optimizer, the loss on held-out texts, and what a resumed run changes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cost_model.errors import InputError
+from hetpipe.models.names import ModelEntry
 from hetpipe.runs.settings import Decay, Settings
 
 
@@ -37,6 +39,19 @@ class LearningOptions:
     clip_norm: Annotated[
         float | None,
         typer.Option("--clip-norm", help="The longest gradient of all parameters; 1, or as --resume."),
+    ] = None
+    group_by_length: Annotated[
+        bool | None,
+        typer.Option(
+            "--group-by-length/--no-group-by-length",
+            help="Samples of a step alike in length, filled up to the longest of them; no.",
+        ),
+    ] = None
+    doc_stride: Annotated[
+        int | None,
+        typer.Option(
+            "--doc-stride", min=0, help="Contexts in windows with so many tokens in common; else cut."
+        ),
     ] = None
     eval_data: Annotated[
         list[Path] | None,
@@ -76,7 +91,33 @@ class LearningOptions:
             "epsilon": self.epsilon,
             "rho": self.rho,
             "clip_norm": self.clip_norm,
+            "group_by_length": self.group_by_length,
+            "doc_stride": self.doc_stride,
         }
+
+
+def check_samples(given: Mapping[str, Any], entry: ModelEntry, *, resumes: bool) -> None:
+    """Check that samples of the data can be made as asked for: packed, grouped by length, or in windows.
+
+    given: arguments of `Settings`. resumes: whether data that are not given are those of the run before.
+
+    Raises: InputError if they cannot.
+    """
+    data = given["data"] or ()
+    if given.get("pack"):
+        from hetpipe.data.kinds import check_packed
+        from hetpipe.models.packed_inputs import check_packs
+
+        check_packs(entry.name, entry.task)
+        check_packed(data, entry)
+    if given["group_by_length"] and (data or not resumes):
+        from hetpipe.data.kinds import check_grouped
+
+        check_grouped(data, entry)
+    if given["doc_stride"] is not None:
+        from hetpipe.data.questions import check_windows
+
+        check_windows(entry)
 
 
 def measured_for(settings: Settings) -> dict[str, Any]:

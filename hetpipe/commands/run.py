@@ -53,7 +53,7 @@ from hetpipe.program.verification import verify
 from hetpipe.reporting.run_tables import run_report_tables
 from hetpipe.reporting.tables import estimate_sentences, show
 from hetpipe.runs.optimizers import OptimizerKind
-from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runs.settings import Settings, TaskSettings, check_lengths
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import Prediction, predict
 from partition.plan import Plan
@@ -165,6 +165,7 @@ def run_command(
         start = run_start(
             entry, training, schedule, learning, request.run, dry_run=dry_run, several=others is not None
         )
+        check_lengths(start.settings, compiled=options.compiled)
         if others is None:
             request, length = _as_before(request, start, given.sequence_length)
         request = replace(request, run=measured_for(start.settings))

@@ -14,12 +14,12 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.given_times import checkpoint_times, timeout_seconds
 from hetpipe.commands.job_file import job_text, leaving_job
-from hetpipe.commands.learning import LearningOptions
+from hetpipe.commands.learning import LearningOptions, check_samples
 from hetpipe.commands.output import note, warn
 from hetpipe.commands.resuming import RunBefore, check_changes, decided_by
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
-from hetpipe.reporting.progress import step_bar
+from hetpipe.reporting.progress import bar_if_long, step_bar
 from hetpipe.runs.metric_sinks import SinkKind, Sinks, check_installed, run_facts
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import LOSS, Clock, Settings
@@ -144,12 +144,7 @@ def run_start(
         **decided,
         **learning.given,
     }
-    if decided.get("pack"):
-        from hetpipe.data.kinds import check_packed
-        from hetpipe.models.packed_inputs import check_packs
-
-        check_packs(entry.name, entry.task)
-        check_packed(given["data"] or (), entry)
+    check_samples(given, entry, resumes=options.resume is not None)
     if not dry_run and not options.data and options.resume is None and entry.task.needs_data:
         from hetpipe.data.kinds import check_given
 
@@ -259,9 +254,11 @@ def readable_texts(data: Iterable[Path], entry: ModelEntry) -> tuple[Path, ...]:
         return ()
     from hetpipe.data.data_file import files_of
     from hetpipe.data.kinds import read_data
+    from hetpipe.data.listened import listening
 
     files = tuple(files_of(given))
-    read_data(files, entry)
+    with bar_if_long("data") as report, listening(report):
+        read_data(files, entry)
     return files
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,12 +69,38 @@ def best_span(begin: npt.NDArray[Any], end: npt.NDArray[Any]) -> tuple[int, int,
     return int(first), int(last), float(sums[first, last])
 
 
+class Found(NamedTuple):
+    """The most likely answer in a window of a question's context: its text, and the sum of its logits.
+
+    none: the sum of the logits of the first token, which tells that there is no answer.
+    """
+
+    question: int
+    text: str
+    value: float
+    none: float
+
+
+def best_of_each(found: Sequence[Sequence[Sequence[Any]]]) -> list[Found]:
+    """Return of each question the most likely answer of all its windows; that there is none, as in the least.
+
+    So do transformers' examples for SQuAD (`postprocess_qa_predictions`). found: `Found` of several places,
+    as JSON may have made them.
+    """
+    best: dict[int, Found] = {}
+    for each in (Found(*row) for rows in found for row in rows):
+        other = best.get(each.question, each)
+        chosen = max(each, other, key=lambda one: (one.value, one.text))
+        best[each.question] = chosen._replace(none=min(each.none, other.none))
+    return [best[question] for question in sorted(best)]
+
+
 @dataclass(frozen=True)
 class AnswerScores:
     """Exact match and F1 of the answers to held-out questions, by their texts, in a folder of data.
 
-    A question with several answers counts with the one that is nearest, one whose answer lies beyond the
-    length as wrong. That there is no answer is told only where the folder has such questions.
+    A question with several answers counts with the one that is nearest, one of which no window is read as
+    wrong. That there is no answer is told only where the folder has such questions.
     """
 
     folder: Path
@@ -86,7 +112,7 @@ class AnswerScores:
 
     @cached_property
     def _offsets(self) -> list[npt.NDArray[np.int32]]:
-        """Where the tokens of each question lie in its context: [tokens, 2] in characters."""
+        """Where the tokens of each window lie in its context: [tokens, 2] in characters."""
         flat = np.fromfile(self.folder / OFFSETS_FILE, "<i4").reshape(-1, 2)
         return np.split(flat, self._contexts["ends"][:-1])
 
@@ -94,34 +120,40 @@ class AnswerScores:
     def _may_be_none(self) -> bool:
         return any(not answers for _, answers in self._contexts["questions"])
 
-    def counts(self, outputs: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Return the sums of both: outputs [samples, seq, 2], labels [samples, 3], the last the question."""
+    def found(self, outputs: Tensor, labels: Tensor) -> list[Found]:
+        """Return what is found in windows: outputs [samples, seq, 2], labels [samples, 3], its window."""
+        samples = zip(outputs.float().cpu().numpy(), labels[:, 2].tolist(), strict=True)
+        return best_of_each(
+            [[self.found_in(window, logits) for logits, window in samples if window != IGNORE_LABEL]]
+        )
+
+    def means(self, found: Sequence[Sequence[Any]]) -> tuple[float, float]:
+        """Return the figures over all questions; of each, what is the best in all its windows."""
         exact = f1 = 0.0
-        for logits, question in zip(outputs.float().cpu().numpy(), labels[:, 2].tolist(), strict=True):
-            if question == IGNORE_LABEL:  # past the end
-                continue
-            answers = self._contexts["questions"][question][1] or [""]
-            told = self.told(question, logits)
+        for each in (Found(*row) for row in found):
+            answers, told = self._contexts["questions"][each.question][1] or [""], self.told(each)
             exact += max(exact_match(told, answer) for answer in answers)
             f1 += max(word_f1(told, answer) for answer in answers)
-        return exact, f1
+        count = len(self._contexts["questions"])
+        return exact / count, f1 / count
 
-    def means(self, sums: Sequence[float]) -> tuple[float, ...]:
-        """Return the figures of the sums over all samples."""
-        return tuple(value / len(self._contexts["questions"]) for value in sums)
+    def told(self, found: Found) -> str:
+        """Return the answer that is told, "" for none."""
+        return "" if self._may_be_none and found.none > found.value else found.text
 
-    def told(self, question: int, logits: npt.NDArray[Any]) -> str:
-        """Return the answer that a model tells: logits [seq, 2], for begin and end."""
-        offsets = self._offsets[question]
+    def found_in(self, window: int, logits: npt.NDArray[Any]) -> Found:
+        """Return the most likely answer in a window: logits [seq, 2], for begin and end."""
+        offsets, question = self._offsets[window], self._contexts["windows"][window]
         inside = np.flatnonzero(offsets[:, 0] != NO_OFFSET)
+        none = float(logits[0].sum())
         if not len(inside):
-            return ""
+            return Found(question, "", -np.inf, none)
         start = int(inside[0])
         places = slice(start, int(inside[-1]) + 1)
         # NOTE: a space of its own has no place in the context where the tokenizer trims spaces (RoBERTa's)
         begin, end = np.where(offsets[places, :1] == NO_OFFSET, -np.inf, logits[places]).T
         first, last, value = best_span(begin, end)
-        if self._may_be_none and float(logits[0].sum()) > value:
-            return ""
         context = self._contexts["contexts"][self._contexts["questions"][question][0]]
-        return str(context[offsets[start + first, 0] : offsets[start + last, 1]])
+        return Found(
+            question, str(context[offsets[start + first, 0] : offsets[start + last, 1]]), value, none
+        )

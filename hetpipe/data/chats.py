@@ -1,7 +1,8 @@
 """Chats as data: answers are learned, what they answer is read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
 from cost_model.strict_files import write_atomically
-from hetpipe.data.chat_lines import FORMS, Chat, document_of, is_chat, read_chats
+from hetpipe.data.chat_lines import FORMS, Chat, ChatFiles, document_of, is_chat
 from hetpipe.data.chat_template import ChatTemplate
 from hetpipe.data.dataset import (
     ENDS_FILE,
@@ -22,39 +23,42 @@ from hetpipe.data.dataset import (
     replacing,
     write_token_ids,
 )
+from hetpipe.data.file_states import FileStates, is_long
 from hetpipe.data.json_lines import first_line
 from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import CountedTerms, IntArray, Learner, Reading, Samples, StepData
+from hetpipe.data.listened import work
 from hetpipe.data.packed_samples import PackedSamples
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
 from hetpipe.models.tasks import Task
 
 LEARNED_FILE = "learned.bin"
-CHATS_PER_WRITE = 1_000
+CHATS_PER_WRITE = 100
+TOKENS_PER_COUNT = 1 << 20
 
 
-def vocabulary_texts(chats: Sequence[Chat]) -> list[str]:
-    """Return the texts on which a vocabulary for chats is trained, a text a chat."""
-    return ["".join(f"{turn.role}: {turn.content}\n" for turn in chat) for chat in chats]
+def vocabulary_texts(chats: Iterable[Chat]) -> Iterator[str]:
+    """Yield the texts on which a vocabulary for chats is trained, a text a chat."""
+    return ("".join(f"{turn.role}: {turn.content}\n" for turn in chat) for chat in chats)
 
 
-def write_chats(folder: Path, chats: Sequence[Chat], vocabulary: Tokenizer, template: ChatTemplate) -> None:
+def write_chats(folder: Path, chats: Iterable[Chat], vocabulary: Tokenizer, template: ChatTemplate) -> None:
     """Write the chats' tokens as `write_tokens` does, with `learned.bin`, a byte a token, and `ends.bin`.
 
     Special tokens that the template writes are read as such.
 
     Raises: InputError naming the chat that the template refuses.
     """
-    ends: list[int] = []
+    end, first, remaining = 0, 0, iter(chats)
     vocabulary.encode_special_tokens = False
     try:
         with (
+            replacing(folder / ENDS_FILE) as ends,
             replacing(folder / LEARNED_FILE) as learned,
             write_token_ids(folder, vocabulary) as write,
         ):
-            for first in range(0, len(chats), CHATS_PER_WRITE):
-                part = chats[first : first + CHATS_PER_WRITE]
+            while part := list(islice(remaining, CHATS_PER_WRITE)):
                 texts = [_text(template, chat, first + index) for index, chat in enumerate(part)]
                 encodings = vocabulary.encode_batch([text for text, _ in texts], add_special_tokens=False)
                 for (_, spans), encoding in zip(texts, encodings, strict=True):
@@ -64,9 +68,9 @@ def write_chats(folder: Path, chats: Sequence[Chat], vocabulary: Tokenizer, temp
                         answers[(starts >= start) & (starts < stop)] = 1
                     write(encoding.ids)
                     learned.write(answers.tobytes())
-                    ends.append((ends[-1] if ends else 0) + len(answers))
-        with replacing(folder / ENDS_FILE) as file:
-            file.write(np.array(ends, "<i8").tobytes())
+                    end += len(answers)
+                    ends.write(end.to_bytes(8, "little"))
+                first += len(part)
     finally:
         vocabulary.encode_special_tokens = True
 
@@ -100,9 +104,8 @@ class ChatDataset(CountedTerms):
 
     def __post_init__(self) -> None:
         starts = np.concatenate(([0], self.ends[:-1]))
-        sums = np.concatenate(([0], np.cumsum(self.learned, dtype=np.int64)))
         first = np.minimum(starts + 1, self.ends)  # nothing predicts the first token
-        counts = sums[np.minimum(starts + self.sequence_length, self.ends)] - sums[first]
+        counts = _sums(self.learned, first, np.minimum(starts + self.sequence_length, self.ends))
         kept = np.flatnonzero(counts)
         if len(kept) == 0:
             raise InputError(
@@ -143,25 +146,33 @@ class ChatDataset(CountedTerms):
         """Return what counts them in the labels of a step."""
         return num_learned
 
+    @property
+    def lengths(self) -> IntArray:
+        """Return the tokens of each sample, of those that are cut what is left."""
+        return np.minimum(np.diff(self.ends, prepend=0)[self.kept], self.sequence_length)
+
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples), as `Dataset.batch`."""
-        rows = permuted(self.seed, self.num_samples, first_sample, num_samples)
-        inputs = np.full((num_samples, self.sequence_length), self.filler, np.int64)
+        samples = permuted(self.seed, self.num_samples, first_sample, num_samples)
+        return self.rows(samples, first_sample, self.sequence_length)
+
+    def rows(self, samples: IntArray, first_sample: int, length: int) -> StepData:
+        """Return samples by their number, as `hetpipe.data.length_groups.FilledSamples`."""
+        inputs = np.full((len(samples), length), self.filler, np.int64)
         labels = np.full_like(inputs, IGNORE_LABEL)
-        for row, chat in enumerate(self.kept[rows]):
+        for row, chat in enumerate(self.kept[samples]):
             start = 0 if chat == 0 else int(self.ends[chat - 1])
             stop = min(int(self.ends[chat]), start + self.sequence_length)
             ids = self.tokens[start:stop].astype(np.int64)
             inputs[row, : len(ids)] = ids
             labels[row, : len(ids)] = np.where(self.learned[start:stop] > 0, ids, IGNORE_LABEL)
         labels[:, 0] = IGNORE_LABEL
-        positions = np.arange(first_sample, first_sample + num_samples)
-        return StepData({"input_ids": inputs}, labels, positions, int(self.num_learned[rows].sum()))
+        positions = np.arange(first_sample, first_sample + len(samples))
+        return StepData({"input_ids": inputs}, labels, positions, int(self.num_learned[samples].sum()))
 
     def notes(self) -> list[str]:
         """Return what a user should know: what is cut, left out, and how much of the samples is filling."""
-        lengths = np.diff(self.ends, prepend=0)
-        filled = 1 - np.minimum(lengths[self.kept], self.sequence_length).mean() / self.sequence_length
+        filled = 1 - self.lengths.mean() / self.sequence_length
         return [
             f"{len(self.kept):,} chats, {self.num_terms:,} tokens of answers; filled up to "
             f"{self.sequence_length} tokens each, {filled:.0%} is filling",
@@ -188,28 +199,57 @@ class ChatDataset(CountedTerms):
         )  # fmt: skip
 
 
+def _sums(learned: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray) -> IntArray:
+    """Return the sums of ranges, rising, of which only a part of the sums is held at once."""
+    found = np.empty(len(starts), np.int64)
+    chat = 0
+    while chat < len(starts):
+        after = max(chat + 1, int(np.searchsorted(stops, starts[chat] + TOKENS_PER_COUNT)))
+        begin, end = int(starts[chat]), int(stops[after - 1])
+        sums = np.concatenate(([0], np.cumsum(learned[begin:end], dtype=np.int64)))
+        found[chat:after] = sums[stops[chat:after] - begin] - sums[starts[chat:after] - begin]
+        chat = after
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Chats, as they were read."""
+    """Chats that were read and checked. files: as they were, where chats are read from them each time."""
 
-    chats: list[Chat]
+    chats: Iterable[Chat]
+    sha256: str
+    files: FileStates
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> "Chats":
+        """Read files, or only check those that are long.
+
+        Raises: InputError naming the line that is no chat.
+        """
+        chats: Iterable[Chat] = ChatFiles(tuple(paths))
+        if not is_long(paths):
+            chats = tuple(chats)
+            return cls(chats, texts_sha256(map(document_of, chats)), FileStates(()))
+        files = FileStates.of(paths)
+        with work("reading the chats", files.num_bytes):
+            sha256 = texts_sha256(map(document_of, chats))
+        files.check_unchanged()
+        return cls(chats, sha256, files)
 
     @property
-    def sha256(self) -> str:
-        """Return the hash of the chats in one form."""
-        return texts_sha256(map(document_of, self.chats))
-
-    @property
-    def words(self) -> list[str]:
-        """Return the texts of the chats, of no template."""
-        return vocabulary_texts(self.chats)
+    def words(self) -> Iterator[str]:
+        """Yield the texts of the chats, of no template."""
+        with work("training a vocabulary on the chats", self.files.num_bytes):
+            yield from vocabulary_texts(self.chats)
 
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write tokens, and how chats are written as text; say where the model brings no template."""
         folder = reading.model.folder
         template = ChatTemplate.of(None if folder is None else folder.path, reading.vocabulary)
         write_atomically(reading.template, template.json_text())
-        write_chats(place, self.chats, reading.vocabulary, template)
+        with work("splitting the chats into tokens", self.files.num_bytes):
+            write_chats(place, self.chats, reading.vocabulary, template)
+        self.files.check_unchanged()
         if not template.is_plain:
             return []
         return [
@@ -227,6 +267,7 @@ class ChatKind:
     files: tuple[str, ...] = (TOKENS_FILE, LEARNED_FILE, ENDS_FILE)
     is_brought = False
     packs = True
+    fills = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line is a chat."""
@@ -234,7 +275,7 @@ class ChatKind:
 
     def read(self, paths: Sequence[Path], model: Learner) -> Chats:
         """Read files."""
-        return Chats(read_chats(paths))
+        return Chats.read(paths)
 
     def load(self, place: Path, reading: Reading) -> Samples:
         """Return the chats' tokens as samples."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cost_model.errors import InputError
+from hetpipe.data.long_texts import is_empty, not_utf8, opened
 from hetpipe.data.table_files import is_table
 
 
@@ -38,17 +39,10 @@ def read_file(path: Path) -> bytes:
 
     Raises: InputError if it is missing, not a file, or empty.
     """
-    name = f"data file {path}"
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{name} does not exist; give the path of a file") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{name} is a folder; give the files in it") from error
-    except OSError as error:
-        raise InputError(f"{name} cannot be read ({error.strerror}); check its permissions") from error
+    with opened(path) as file:
+        content = file.read()
     if not content.strip():
-        raise InputError(f"{name} is empty; give a file with data")
+        raise is_empty(path)
     return content
 
 
@@ -72,6 +66,4 @@ def read_text_file(path: Path) -> str:
     try:
         return read_file(path).decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"data file {path} is not UTF-8 at byte {error.start:,}; convert it to UTF-8"
-        ) from error
+        raise not_utf8(path, error.start) from error

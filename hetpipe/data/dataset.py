@@ -3,10 +3,9 @@
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -17,18 +16,19 @@ from tokenizers import Tokenizer
 from cost_model.errors import InputError
 from hetpipe.data.keyed_order import MASK_STREAM, draws, permuted
 from hetpipe.data.kind import IntArray, StepData
+from hetpipe.data.long_texts import Document
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, vocabulary_sha256
 from hetpipe.models.tasks import Task
 
 IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
 MASKED_SHARE = 0.15
-LINES_PER_WRITE = 10_000
+LINES_PER_WRITE, CHARACTERS_PER_WRITE = 10_000, 1 << 18
 TOKENS_FILE, TOKENS_HEADER, ENDS_FILE = "tokens.bin", "tokens.json", "ends.bin"
 LAST = np.iinfo(np.uint64).max
 
 
-def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) -> None:
+def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokenizer) -> None:
     """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`.
 
     Also `ends.bin`: of each document in the tokens, its separator in it.
@@ -40,8 +40,7 @@ def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) 
     ):
         end = 0
         for document in documents:
-            lines = lines_of([document])
-            while batch := list(islice(lines, LINES_PER_WRITE)):
+            for batch in _batches(lines_of([document])):
                 encodings = vocabulary.encode_batch_fast(batch, add_special_tokens=False)
                 ids = [token for encoding in encodings for token in encoding.ids]
                 write(ids)
@@ -49,6 +48,19 @@ def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) 
             write([separator])
             end += 1
             ends.write(end.to_bytes(8, "little"))
+
+
+def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield lines, as many together as are split into tokens at once."""
+    batch, num_characters = [], 0
+    for line in lines:
+        batch.append(line)
+        num_characters += len(line)
+        if len(batch) == LINES_PER_WRITE or num_characters >= CHARACTERS_PER_WRITE:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
 
 
 @contextmanager

@@ -1,13 +1,15 @@
-"""What is told of held-out samples beside the loss: counts that add up, and figures of their sums."""
+"""What is told of held-out samples beside the loss: counts that are joined, and figures of them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from cost_model.errors import InputError
-from hetpipe.data.answers import EXACT_MATCH, AnswerScores
+from hetpipe.data.answers import EXACT_MATCH, AnswerScores, best_of_each
 from hetpipe.data.bleu import BLEU, check_installed
 from hetpipe.data.dataset import IGNORE_LABEL
 from hetpipe.models.tasks import Task
@@ -22,16 +24,17 @@ _Span = tuple[str, int, int]
 class Figures:
     """Figures of a task; all of them are better when larger.
 
-    names: of the figures. count: (outputs, labels) of a microbatch -> so many counts, which add up over
-    microbatches and pipelines. made_of: the sums of all counts -> the figures, in the order of the names.
+    names: of the figures. count: (outputs, labels) of a microbatch -> counts, as JSON can say them. joined:
+    those of several microbatches, pipelines and ranks -> those of all. made_of: the counts of all -> the
+    figures, in the order of the names.
     """
 
     names: tuple[str, ...]
-    num_counts: int
-    count: Callable[[Tensor, Tensor], Sequence[float]]
-    made_of: Callable[[Sequence[float]], Sequence[float]]
+    count: Callable[[Tensor, Tensor], Sequence[Any]]
+    joined: Callable[[Sequence[Sequence[Any]]], Sequence[Any]]
+    made_of: Callable[[Sequence[Any]], Sequence[float]]
 
-    def of(self, counts: Sequence[float]) -> dict[str, float]:
+    def of(self, counts: Sequence[Any]) -> dict[str, float]:
         """Return the figures by name."""
         return dict(zip(self.names, self.made_of(counts), strict=True))
 
@@ -43,11 +46,11 @@ def figures_of(task: Task, labels: tuple[str, ...], held_out: Path | None = None
     """
     if task.answers:
         scores = AnswerScores(held_out or Path())
-        return Figures((EXACT_MATCH, F1), 2, scores.counts, scores.means)
+        return Figures((EXACT_MATCH, F1), scores.found, best_of_each, scores.means)
     if task in (Task.SEQUENCE_CLASSIFICATION, Task.IMAGE_CLASSIFICATION):
-        return Figures((ACCURACY,), 2, _right_and_all, _accuracy)
+        return Figures((ACCURACY,), _right_and_all, _summed, _accuracy)
     if task is Task.TOKEN_CLASSIFICATION:
-        return Figures((F1, ACCURACY), 5, _TagCounts(labels), _f1_and_accuracy)
+        return Figures((F1, ACCURACY), _TagCounts(labels), _summed, _f1_and_accuracy)
     return None
 
 
@@ -68,6 +71,10 @@ def check_best(by: str, names: Sequence[str]) -> None:
         raise InputError(f"--best is {by!r}, and of held-out data there is {' or '.join(known)}; give that")
     if by == BLEU:
         check_installed()
+
+
+def _summed(counts: Sequence[Sequence[float]]) -> Sequence[float]:
+    return [math.fsum(values) for values in zip(*counts, strict=True)]
 
 
 def _right_and_all(outputs: Tensor, labels: Tensor) -> tuple[float, float]:

@@ -193,6 +193,7 @@ class ImageKind:
     files: tuple[str, ...] = (IMAGES_FILE, LABELS_FILE)
     is_brought = False
     packs = False
+    fills = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the file is called as one of images is."""

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InputError
-from hetpipe.data.data_file import read_file, read_text_file
+from hetpipe.data.data_file import read_file
+from hetpipe.data.long_texts import text_lines
 from hetpipe.data.table_files import is_table, rows_of
 
 SUFFIX = ".jsonl"
@@ -27,7 +28,7 @@ def json_lines(path: Path, forms: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if is_table(path):
         yield from _rows(path, forms)
         return
-    for number, line in enumerate(read_text_file(path).split("\n"), start=1):
+    for number, line in enumerate(text_lines(path), start=1):
         if not line.strip():
             continue
         place = f"data file {path}, line {number}"

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from hetpipe.data.kind import IntArray
 
-ORDER_STREAM, MASK_STREAM = 0, 1
-"""First word of a random stream's key: the two uses of one seed never share numbers."""
+ORDER_STREAM, MASK_STREAM, GROUP_STREAM = 0, 1, 2
+"""First word of a random stream's key: the uses of one seed never share numbers."""
 
 MOST_SORTED = 2**20
 """Samples of an epoch up to which their order is held, in 8 MiB."""

@@ -1,6 +1,6 @@
 """What a kind of data is: it reads files, writes them into a run folder, and gives samples from there."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -13,6 +13,7 @@ from hetpipe.models.huggingface_folder import ModelFolder
 from hetpipe.models.tasks import Task
 
 if TYPE_CHECKING:
+    from hetpipe.data.long_texts import Document
     from hetpipe.models.task_inputs import InputShape
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -35,7 +36,8 @@ class Reading:
     """What data in a run folder are written and read with.
 
     inputs: what the model takes. vocabulary: of the run, where it reads text. template, processor: the files
-    that say how chats are written, and how images are normalised. seed: of the order of samples.
+    that say how chats are written, and how images are normalised. seed: of the order of samples. overlap: the
+    tokens that windows of a context have in common, None where it is cut.
     """
 
     model: Learner
@@ -45,6 +47,7 @@ class Reading:
     processor: Path
     sequence_length: int
     seed: int
+    overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class Content(Protocol):
         """Return a hash of what was read, wherever the files lie."""
 
     @property
-    def words(self) -> Sequence[str]:
+    def words(self) -> "Iterable[Document]":
         """Return the texts on which a vocabulary is trained where the model brings none."""
 
     def write(self, place: Path, reading: Reading) -> list[str]:
@@ -128,7 +131,8 @@ class DataKind(Protocol):
 
     name: the plural in a sentence. form: what to give, in a sentence. files: those that `Content.write`
     writes. is_brought: whether what `read` of no files gives is worth training on; layers are
-    measured with it in any case. packs: whether its samples can share a row.
+    measured with it in any case. packs: whether its samples can share a row. fills: whether they are filled
+    up to a length.
     """
 
     name: str
@@ -137,6 +141,7 @@ class DataKind(Protocol):
     files: tuple[str, ...]
     is_brought: bool
     packs: bool
+    fills: bool
 
     def holds(self, path: Path) -> bool:
         """Return whether a file seems to be of this kind; false of one that cannot be read."""

@@ -80,6 +80,21 @@ def check_packed(paths: Sequence[Path | str], model: Learner) -> None:
         raise InputError(f"--pack is for {others}, and {paths[0]} holds {kind.name}; leave it out")
 
 
+def check_grouped(paths: Sequence[Path | str], model: Learner) -> None:
+    """Check that samples of files are of unlike lengths.
+
+    Raises: InputError if they are not.
+    """
+    kind = kind_of([Path(path) for path in paths], model)
+    if not kind.fills:
+        others = ", ".join(each.name for each in KINDS if each.fills)
+        what = paths[0] if paths else "the reference manual"
+        raise InputError(
+            f"--group-by-length is for {others}; samples of {what} ({kind.name}) are all as long; "
+            "leave it out"
+        )
+
+
 def write_data(place: Path, kind: DataKind, content: Content, reading: Reading) -> list[str]:
     """Write data into a folder, `data.json` last; return what a user should know.
 
@@ -109,7 +124,9 @@ def written_sha256(place: Path) -> str:
     """Return the hash of the files with the data in a folder."""
     found = hashlib.sha256()
     for name in _kind_in(place).files:
-        found.update((place / name).read_bytes())
+        with (place / name).open("rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
     return found.hexdigest()
 
 

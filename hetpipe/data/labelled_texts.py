@@ -51,6 +51,7 @@ class LabelledTextKind:
     files: tuple[str, ...] = FILES
     is_brought = False
     packs = False
+    fills = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has a text and a label."""

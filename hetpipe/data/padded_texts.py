@@ -46,10 +46,15 @@ def mark_ends(vocabulary: Tokenizer) -> None:
 
 
 @contextmanager
-def cut_at(vocabulary: Tokenizer, length: int, strategy: str = "longest_first") -> Iterator[None]:
-    """Cut what is encoded inside to a length, as transformers does with this truncation (or True)."""
+def cut_at(
+    vocabulary: Tokenizer, length: int, strategy: str = "longest_first", overlap: int = 0
+) -> Iterator[None]:
+    """Cut what is encoded inside to a length, as transformers does with this truncation (or True).
+
+    overlap: the tokens that what is cut off begins with once more (transformers' `stride`).
+    """
     try:
-        vocabulary.enable_truncation(length, strategy=strategy)
+        vocabulary.enable_truncation(length, stride=overlap, strategy=strategy)
         yield
     except Exception as error:  # NOTE: tokenizers raises bare Exception where special tokens alone are longer
         if isinstance(error, InputError):
@@ -65,16 +70,18 @@ def write_padded(
     texts: Sequence[Any],
     labels: Callable[[int, Encoding], Sequence[int]],
     cut: str = "longest_first",
+    overlap: int | None = None,
     **options: Any,
 ) -> list[str]:
     """Write the tokens of texts, what each is labelled with, and which of two texts a token is of.
 
     texts: as `Tokenizer.encode_batch` takes them. labels: those of the text of this index, one, or one a
-    token. cut: which of two texts is, as `cut_at`. Returns how many are cut.
+    token. cut: which of two texts is, as `cut_at`. overlap: where what is cut off is written too, in windows
+    of so many tokens in common; `labels` are asked of each. Returns how many are cut.
     """
     vocabulary, ends, num_cut = reading.vocabulary, [0], 0
     with (
-        cut_at(vocabulary, reading.sequence_length, cut),
+        cut_at(vocabulary, reading.sequence_length, cut, overlap or 0),
         replacing(place / LABELS_FILE) as labelled,
         replacing(place / TYPES_FILE) as typed,
         write_token_ids(place, vocabulary) as write,
@@ -82,18 +89,20 @@ def write_padded(
         for first in range(0, len(texts), TEXTS_PER_WRITE):
             part = texts[first : first + TEXTS_PER_WRITE]
             for index, encoding in enumerate(vocabulary.encode_batch(list(part), **options), start=first):
-                write(encoding.ids)
-                typed.write(np.array(encoding.type_ids, np.uint8).tobytes())
-                labelled.write(np.array(labels(index, encoding), "<i4").tobytes())
-                ends.append(ends[-1] + len(encoding.ids))
                 num_cut += bool(encoding.overflowing)
+                for window in (encoding, *(() if overlap is None else encoding.overflowing)):
+                    write(window.ids)
+                    typed.write(np.array(window.type_ids, np.uint8).tobytes())
+                    labelled.write(np.array(labels(index, window), "<i4").tobytes())
+                    ends.append(ends[-1] + len(window.ids))
     with replacing(place / ENDS_FILE) as file:
         file.write(np.array(ends[1:], "<i8").tobytes())
     if not num_cut:
         return []
-    return [
-        f"{num_cut:,} of {len(texts):,} texts are longer than {reading.sequence_length} tokens and cut there"
-    ]
+    longer = f"{num_cut:,} of {len(texts):,} texts are longer than {reading.sequence_length} tokens"
+    if overlap is None:
+        return [f"{longer} and cut there"]
+    return [f"{longer}; all are in {len(ends) - 1:,} windows, neighbours with {overlap} tokens in common"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,10 +181,20 @@ class PaddedTexts:
         assert not self.by_token, num_samples
         return num_samples
 
+    @property
+    def lengths(self) -> IntArray:
+        """Return the tokens of each sample."""
+        return np.diff(self.ends, prepend=0)[self.kept]
+
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples), as `Dataset.batch`."""
-        texts = self.texts_at(first_sample, num_samples)
-        size = (num_samples, self.sequence_length)
+        samples = permuted(self.seed, self.num_samples, first_sample, num_samples)
+        return self.rows(samples, first_sample, self.sequence_length)
+
+    def rows(self, samples: IntArray, first_sample: int, length: int) -> StepData:
+        """Return samples by their number, as `hetpipe.data.length_groups.FilledSamples`."""
+        texts, num_samples = self.kept[samples], len(samples)
+        size = (num_samples, length)
         made = {TOKENS: np.full(size, self.shape.padding, np.int64)}
         made |= {name: np.zeros(size, np.int64) for name in (MASK, TYPES)}
         labels = np.full(size if self.by_token else num_samples, IGNORE_LABEL, np.int64)
@@ -191,17 +210,11 @@ class PaddedTexts:
                 labels[row] = self.labels[text]
         positions = np.arange(first_sample, first_sample + num_samples)
         inputs = {name: made[name] for name in self.shape.names}
-        num_learned = self.num_learned[np.searchsorted(self.kept, texts)]
-        return StepData(inputs, labels, positions, int(num_learned.sum()))
-
-    def texts_at(self, first_sample: int, num_samples: int) -> IntArray:
-        """Return which texts are at positions [first_sample, first_sample + num_samples)."""
-        return self.kept[permuted(self.seed, self.num_samples, first_sample, num_samples)]
+        return StepData(inputs, labels, positions, int(self.num_learned[samples].sum()))
 
     def notes(self) -> list[str]:
         """Return how many there are, and how much of them is filling."""
-        lengths = np.diff(self.ends, prepend=0)[self.kept]
-        filled = 1 - lengths.mean() / self.sequence_length
+        filled = 1 - self.lengths.mean() / self.sequence_length
         left_out = len(self.ends) - len(self.kept)
         said = [
             f"{self.num_samples:,} texts, {self.num_terms:,} labels; filled up to {self.sequence_length} "

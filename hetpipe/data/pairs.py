@@ -122,12 +122,22 @@ class PairDataset(CountedTerms):
         The decoder is given the target a token later, after the one that it begins with, as by transformers'
         `prepare_decoder_input_ids_from_labels`.
         """
-        rows = permuted(self.seed, self.num_samples, first_sample, num_samples)
-        size = (num_samples, self.sequence_length)
+        samples = permuted(self.seed, self.num_samples, first_sample, num_samples)
+        return self.rows(samples, first_sample, self.sequence_length)
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Return the tokens of the longer side of each pair."""
+        found: IntArray = self._lengths.max(axis=1)
+        return found
+
+    def rows(self, samples: IntArray, first_sample: int, length: int) -> StepData:
+        """Return pairs by their number, as `hetpipe.data.length_groups.FilledSamples`."""
+        size = (len(samples), length)
         sources = np.full(size, self.shape.padding, np.int64)
         mask, labels = np.zeros(size, np.int64), np.full(size, IGNORE_LABEL, np.int64)
         before = sources.copy()
-        for row, pair in enumerate(rows):
+        for row, pair in enumerate(samples):
             start = 0 if pair == 0 else int(self.ends[2 * pair - 1])
             middle, stop = int(self.ends[2 * pair]), int(self.ends[2 * pair + 1])
             sources[row, : middle - start] = self.tokens[start:middle]
@@ -135,8 +145,8 @@ class PairDataset(CountedTerms):
             target = self.tokens[middle:stop].astype(np.int64)
             labels[row, : len(target)] = target
             before[row, 0] = target[-1] if self.shape.start is None else self.shape.start
-            before[row, 1 : len(target) + 1] = target[: self.sequence_length - 1]
-        positions = np.arange(first_sample, first_sample + num_samples)
+            before[row, 1 : len(target) + 1] = target[: length - 1]
+        positions = np.arange(first_sample, first_sample + len(samples))
         inputs = {TOKENS: sources, MASK: mask, DECODER: before}
         return StepData(inputs, labels, positions, count_labels(labels))
 
@@ -238,6 +248,7 @@ class PairKind:
     files: tuple[str, ...] = FILES
     is_brought = False
     packs = False
+    fills = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the file is no JSON lines, or the first line is a pair."""

@@ -15,7 +15,8 @@ from hetpipe.data.answers import CONTEXTS_FILE, NO_OFFSET, OFFSETS_FILE
 from hetpipe.data.data_file import read_text_file
 from hetpipe.data.dataset import IGNORE_LABEL, replacing
 from hetpipe.data.json_lines import check_whole, first_line, json_lines, shown, text_of
-from hetpipe.data.kind import Learner, Reading, StepData
+from hetpipe.data.keyed_order import permuted
+from hetpipe.data.kind import IntArray, Learner, Reading, StepData
 from hetpipe.data.padded_texts import FILES, PaddedTexts, write_padded
 from hetpipe.data.texts import read_corpus
 from hetpipe.data.vocabulary import texts_sha256
@@ -63,47 +64,80 @@ class Questions:
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write the tokens of question and context, and which are the first and last of the answer.
 
+        Of a context in windows those of each; where the answer is not in one, the first token of all.
+
         Raises: InputError if a question leaves no room for its context.
         """
         lasts: list[int] = []
-        ends = [0]
+        windows: list[int] = []
+        ends, overlap = [0], reading.overlap
+        following = 0  # how many windows of the same context
         with replacing(place / OFFSETS_FILE) as offsets:
 
             def firsts(index: int, encoding: Encoding) -> Sequence[int]:
                 found = _context_offsets(encoding)
                 offsets.write(found.tobytes())
                 ends.append(ends[-1] + len(found))
+                nonlocal following
+                is_first = not windows or windows[-1] != index
+                following = len(encoding.overflowing) if is_first else following - 1
+                windows.append(index)
                 if not (found[:, 0] != NO_OFFSET).any():
                     raise InputError(
                         f"{self.rows[index].place}: the question leaves no room for its context in "
                         f"{reading.sequence_length} tokens; give a longer --sequence-length"
                     )
-                first, last = _answer_tokens(self.rows[index], found, is_cut=bool(encoding.overflowing))
+                first, last = _answer_tokens(
+                    self.rows[index], found, is_first=is_first, is_last=not following
+                )
+                if overlap is not None and first == IGNORE_LABEL:
+                    first = last = 0
                 lasts.append(last)
                 return [first]
 
             pairs = [(row.question, row.context) for row in self.rows]
-            told = write_padded(place, reading, pairs, firsts, cut="only_second")
+            if overlap is not None:
+                self._check_room(reading, overlap)
+            told = write_padded(place, reading, pairs, firsts, cut="only_second", overlap=overlap)
         with replacing(place / LAST_FILE) as file:
             file.write(np.array(lasts, "<i4").tobytes())
         numbers = {context: at for at, context in enumerate(dict.fromkeys(row.context for row in self.rows))}
         asked = [[numbers[row.context], [text for text, _ in row.answers]] for row in self.rows]
-        content = {"contexts": list(numbers), "questions": asked, "ends": ends[1:]}
+        content = {"contexts": list(numbers), "questions": asked, "windows": windows, "ends": ends[1:]}
         with replacing(place / CONTEXTS_FILE) as file:
             file.write(json.dumps(content, ensure_ascii=False).encode())
         if num_lost := lasts.count(IGNORE_LABEL):
             told.append(
                 f"{num_lost:,} of {len(lasts):,} answers lie beyond {reading.sequence_length} tokens; they "
-                "are not learned, and held out they count as wrong"
+                "are not learned, and held out they count as wrong; --doc-stride reads contexts in windows"
             )
         return told
+
+    def _check_room(self, reading: Reading, overlap: int) -> None:
+        """Check that each window of a context goes on where the one before ends.
+
+        Raises: InputError naming a question that leaves too little room.
+        """
+        beside = reading.vocabulary.num_special_tokens_to_add(is_pair=True)
+        for row in self.rows:
+            asked = len(reading.vocabulary.encode(row.question, add_special_tokens=False).ids)
+            room = reading.sequence_length - beside - asked
+            if room > overlap:
+                continue
+            if len(reading.vocabulary.encode(row.question, row.context).ids) > reading.sequence_length:
+                raise InputError(
+                    f"{row.place}: the question leaves room for {max(0, room)} tokens of its context in "
+                    f"{reading.sequence_length}, and --doc-stride is {overlap}; give less, or a longer "
+                    "--sequence-length"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSamples:
-    """The endless training order over questions whose answer is within the length.
+    """The endless training order over questions whose answer is within the length, or windows of all.
 
-    labels of a batch: [samples, 3], the first and last token of the answer, and the number of the question.
+    labels of a batch: [samples, 3], the first and last token of the answer, and the number of the window,
+    which is that of the question where each has one.
     """
 
     texts: PaddedTexts
@@ -124,16 +158,47 @@ class QuestionSamples:
         """Return the same of so many questions."""
         return 2 * num_samples
 
+    @property
+    def sequence_length(self) -> int:
+        """Return the tokens that samples are filled up to."""
+        return self.texts.sequence_length
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the order."""
+        return self.texts.seed
+
+    @property
+    def lengths(self) -> IntArray:
+        """Return the tokens of each sample."""
+        return self.texts.lengths
+
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples)."""
-        data = self.texts.batch(first_sample, num_samples)
-        questions = self.texts.texts_at(first_sample, num_samples)
+        samples = permuted(self.seed, self.num_samples, first_sample, num_samples)
+        return self.rows(samples, first_sample, self.sequence_length)
+
+    def rows(self, samples: IntArray, first_sample: int, length: int) -> StepData:
+        """Return samples by their number, as `hetpipe.data.length_groups.FilledSamples`."""
+        data, questions = self.texts.rows(samples, first_sample, length), self.texts.kept[samples]
         labels = np.stack((data.labels, self.last_tokens[questions], questions), axis=1).astype(np.int64)
-        return StepData(data.inputs, labels, data.sample_positions, 2 * num_samples)
+        return StepData(data.inputs, labels, data.sample_positions, 2 * len(samples))
 
     def notes(self) -> list[str]:
         """Return how many there are, and how much of them is filling."""
         return self.texts.notes()
+
+
+def check_windows(model: Learner) -> None:
+    """Check that contexts in windows are something for a model.
+
+    Raises: InputError if it answers no questions.
+    """
+    if not model.task.answers:
+        raise InputError(
+            f"--doc-stride is for the contexts of questions, and {model.name} learns {model.task}; leave it "
+            "out"
+        )
 
 
 class QuestionKind:
@@ -145,6 +210,7 @@ class QuestionKind:
     files: tuple[str, ...] = (*FILES, LAST_FILE, OFFSETS_FILE, CONTEXTS_FILE)
     is_brought = False
     packs = False
+    fills = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has a context and a question, or the file is as SQuAD's."""
@@ -192,10 +258,13 @@ def _context_offsets(encoding: Encoding) -> npt.NDArray[np.int32]:
     return found
 
 
-def _answer_tokens(row: Question, offsets: npt.NDArray[np.int32], *, is_cut: bool) -> tuple[int, int]:
+def _answer_tokens(
+    row: Question, offsets: npt.NDArray[np.int32], *, is_first: bool, is_last: bool
+) -> tuple[int, int]:
     """Return the first and last token of the first answer; of none the first token of all.
 
-    is_cut: whether more of the context follows. -100 both where the answer is not within the tokens.
+    is_first, is_last: whether nothing of the context comes before these tokens, or after them. -100 both
+    where the answer is not within them.
     """
     if not row.answers:
         return 0, 0
@@ -204,7 +273,11 @@ def _answer_tokens(row: Question, offsets: npt.NDArray[np.int32], *, is_cut: boo
     inside = offsets[:, 0] != NO_OFFSET
     touched = np.flatnonzero(inside & (offsets[:, 0] < end) & (offsets[:, 1] > begin))
     # NOTE: no token may hold the last character: accents that follow their letter are stripped, say
-    if not len(touched) or (is_cut and offsets[inside, 1].max() < end):
+    if (
+        not len(touched)
+        or (not is_last and offsets[inside, 1].max() < end)
+        or (not is_first and offsets[inside, 0].min() > begin)
+    ):
         return IGNORE_LABEL, IGNORE_LABEL
     return int(touched[0]), int(touched[-1])
 

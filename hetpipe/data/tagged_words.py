@@ -77,6 +77,7 @@ class TaggedWordKind:
     files: tuple[str, ...] = FILES
     is_brought = False
     packs = False
+    fills = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has words and tags."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from tokenizers import Tokenizer
@@ -17,9 +18,19 @@ from hetpipe.data.figures import Figures, check_best, figure_names, figures_of
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
 from hetpipe.data.held_out import HeldOut, as_tensors
 from hetpipe.data.kind import Content, Reading, Samples
-from hetpipe.data.kinds import check_given, check_packed, data_sha256, load_data, read_data, write_data
+from hetpipe.data.kinds import (
+    check_given,
+    check_grouped,
+    check_packed,
+    data_sha256,
+    load_data,
+    read_data,
+    write_data,
+)
+from hetpipe.data.length_groups import FilledSamples, LengthGroups
 from hetpipe.data.padded_texts import mark_ends
 from hetpipe.data.pairs import PairDataset, mark_ends_of_pairs
+from hetpipe.data.questions import check_windows
 from hetpipe.data.special_tokens import adopt_vocabulary
 from hetpipe.data.token_files import TokenFiles
 from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary, vocabulary_sha256
@@ -36,6 +47,8 @@ from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.tasks import Task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
+from partition.plan import Plan
+from partition.plan_file import read_plan
 
 Batch = Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -136,14 +149,19 @@ def check_length(spec: ModelSpec, sequence_length: int) -> None:
 
 
 def prepare_data(
-    folder: RunFolder, settings: TaskSettings, vocabulary_from: Path | None = None, *, trains: bool = True
+    folder: RunFolder,
+    settings: TaskSettings,
+    vocabulary_from: Path | None = None,
+    *,
+    trains: bool = True,
+    plan: Plan | None = None,
 ) -> list[str]:
     """Write vocabulary and data into the run folder, once, before the ranks start; return what to tell.
 
     The vocabulary is that of the model's folder, where it holds one; else it is trained on the texts.
 
     vocabulary_from: the vocabulary of the checkpoint that the run goes on from. trains: whether the data are
-    learned, or stand for those that will be while layers are measured.
+    learned, or stand for those that will be while layers are measured. plan: of the run, where it is known.
 
     Raises: InputError for data or a model's folder that cannot be used.
     """
@@ -158,6 +176,10 @@ def prepare_data(
     if settings.run.pack:
         for files in filter(None, (settings.data, settings.run.eval_data)):
             check_packed(files, spec)
+    if settings.run.group_by_length:
+        check_grouped(settings.data, spec)
+    if settings.run.doc_stride is not None:
+        check_windows(spec)
     kind, content = read_data(settings.data, spec)
     held_out = read_data(settings.run.eval_data, spec) if settings.run.eval_data else None
     if spec.folder is not None:
@@ -167,7 +189,7 @@ def prepare_data(
     folder.path.mkdir(parents=True, exist_ok=True)
     check_best(settings.run.best, figure_names(spec.task))
     told = write_data(folder.path, kind, content, _reading(folder, settings, spec))
-    told += _samples(folder, settings, spec).notes()
+    told += _samples(folder, settings, spec, plan).notes()
     if held_out is not None:
         write_data(folder.held_out, *held_out, _reading(folder, settings, spec, HELD_OUT_SEED))
         _held_out(folder, settings, spec)
@@ -197,7 +219,8 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     `prepare_data` has written those.
     """
     spec = task_spec(settings)
-    samples = _samples(folder, settings, spec)
+    plan = read_plan(folder.plan) if settings.run.group_by_length else None
+    samples = _samples(folder, settings, spec, plan)
     held_out = _held_out(folder, settings, spec) if settings.run.eval_data else None
     references = None
     if isinstance(held_out, PairDataset) and has_sacrebleu():
@@ -240,11 +263,15 @@ def _reading(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: i
         processor=folder.image_processor,
         sequence_length=settings.sequence_length,
         seed=settings.seed if seed is None else seed,
+        overlap=settings.run.doc_stride,
     )
 
 
-def _samples(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Samples:
-    return load_data(folder.path, _reading(folder, settings, spec))
+def _samples(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, plan: Plan | None) -> Samples:
+    found = load_data(folder.path, _reading(folder, settings, spec))
+    if not settings.run.group_by_length or plan is None:
+        return found
+    return LengthGroups(cast(FilledSamples, found), plan.global_batch_size)  # as `check_grouped` has found
 
 
 def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Samples:

@@ -1,6 +1,8 @@
 """Plain text as data: a document a file, or a line of JSON lines; cut into sequences of tokens."""
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -8,14 +10,20 @@ from pydoc_data.topics import topics
 import numpy as np
 
 from cost_model.errors import InputError
+from cost_model.units import format_bytes
 from hetpipe.data.data_file import read_text_file
 from hetpipe.data.dataset import ENDS_FILE, TOKENS_FILE, Dataset, load_ends, load_tokens, write_tokens
+from hetpipe.data.file_states import FileStates, is_long
 from hetpipe.data.json_lines import first_line, has_rows, json_lines, shown
+from hetpipe.data.kept_tokens import keep_sha256, kept_tokens, known_sha256, refused_without_room, take
 from hetpipe.data.kind import Learner, Reading, Samples
+from hetpipe.data.listened import work
+from hetpipe.data.long_texts import Document, LongText
 from hetpipe.data.packed_samples import PackedSamples
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
 from hetpipe.models.tasks import Task
+from hetpipe.runs.cache import texts_folder
 
 _KEY = "text"
 
@@ -29,25 +37,25 @@ def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
     """
     if not paths:
         return [topics[name] for name in sorted(topics)]
-    return [document for path in paths for document in _documents(Path(path))]
+    return [
+        document
+        for path in map(Path, paths)
+        for document in (_rows(path) if has_rows(path) else (read_text_file(path),))
+    ]
 
 
-def _documents(path: Path) -> list[str]:
-    if not has_rows(path):
-        return [read_text_file(path)]
-    found = []
+def _rows(path: Path) -> Iterator[str]:
     for place, data in json_lines(path, f'"{_KEY}"'):
         if _KEY not in data:
             raise InputError(f"{place}: has {shown(sorted(data))}, and the first line a text; give one kind")
         if not isinstance(data[_KEY], str) or not data[_KEY].strip():
             raise InputError(f'{place}: "{_KEY}" is {shown(data[_KEY])}; give a text')
-        found.append(data[_KEY])
-    return found
+        yield data[_KEY]
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Documents."""
+    """Documents, held."""
 
     documents: list[str]
 
@@ -57,7 +65,7 @@ class Texts:
         return texts_sha256(self.documents)
 
     @property
-    def words(self) -> Sequence[str]:
+    def words(self) -> Iterable[Document]:
         """Return the documents."""
         return self.documents
 
@@ -65,6 +73,72 @@ class Texts:
         """Write their tokens."""
         write_tokens(place, self.documents, reading.vocabulary)
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class LongTexts:
+    """Documents of files that are read anew whenever they are asked for. files: as they were checked."""
+
+    paths: tuple[Path, ...]
+    files: FileStates
+    sha256: str
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> "LongTexts":
+        """Check files from end to end, or know that they were.
+
+        Raises: InputError as `read_corpus`.
+        """
+        begun_s, files = time.time(), FileStates.of(paths)
+        sha256 = known_sha256(files)
+        if sha256 is None:
+            with work("reading the text", files.num_bytes):
+                sha256 = texts_sha256(_documents(paths))
+            files.check_unchanged()
+            keep_sha256(files, sha256, begun_s)
+        return cls(tuple(paths), files, sha256)
+
+    @property
+    def words(self) -> Iterable[Document]:
+        """Yield the documents."""
+        with work("training a vocabulary on the text", self.files.num_bytes):
+            yield from _documents(self.paths)
+
+    def write(self, place: Path, reading: Reading) -> list[str]:
+        """Write their tokens, by way of the cache where there is one."""
+
+        def split(folder: Path) -> None:
+            with work("splitting the text into tokens", self.files.num_bytes):
+                write_tokens(folder, _documents(self.paths), reading.vocabulary)
+            self.files.check_unchanged()
+
+        if not _is_writable(texts_folder()):
+            with refused_without_room(place):
+                split(place)
+            return []
+        with refused_without_room(texts_folder()):
+            kept, was_there = kept_tokens(self.sha256, self.paths, reading.vocabulary, split)
+        with refused_without_room(place):
+            take(kept, place, TextKind.files)
+        count = len(load_tokens(place, reading.vocabulary))
+        names = self.paths[0].name if len(self.paths) == 1 else f"{len(self.paths):,} files"
+        return [
+            f"{count:,} tokens of {names}, {format_bytes(self.files.num_bytes)}, "
+            f"{'taken from' if was_there else 'kept in'} the cache (hetpipe cache)"
+        ]
+
+
+def _documents(paths: Sequence[Path]) -> Iterator[Document]:
+    for path in paths:
+        yield from _rows(path) if has_rows(path) else (LongText(path),)
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 class TextKind:
@@ -76,13 +150,16 @@ class TextKind:
     files: tuple[str, ...] = (TOKENS_FILE, ENDS_FILE)
     is_brought = True
     packs = True
+    fills = False
 
     def holds(self, path: Path) -> bool:
         """Return whether it has no rows, or the first has a text."""
         return not has_rows(path) or _KEY in first_line(path)
 
-    def read(self, paths: Sequence[Path], model: Learner) -> Texts:
-        """Read files, or the reference manual."""
+    def read(self, paths: Sequence[Path], model: Learner) -> Texts | LongTexts:
+        """Read files, or the reference manual; long files are checked and not held."""
+        if is_long(paths):
+            return LongTexts.read(paths)
         return Texts(read_corpus(paths))
 
     def load(self, place: Path, reading: Reading) -> Samples:

@@ -155,6 +155,7 @@ class TokenKind:
     files: tuple[str, ...] = (LISTED_FILE,)
     is_brought = False
     packs = False
+    fills = False
 
     def holds(self, path: Path) -> bool:
         """Return whether a file is called so."""

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cost_model.errors import InputError
 from cost_model.strict_files import write_atomically
+from hetpipe.data.long_texts import Document, LongText, lines_in
 from hetpipe.data.special_tokens import SpecialTokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -19,7 +20,7 @@ TRAINED_TOKENS = SpecialTokens(SEP_ID, CLS_ID, MASK_ID, tuple(range(len(SPECIAL_
 """Of the vocabularies that `train_vocabulary` makes."""
 
 
-def train_vocabulary(documents: Iterable[str], size: int) -> Tokenizer:
+def train_vocabulary(documents: Iterable[Document], size: int) -> Tokenizer:
     """Train a byte-level BPE of at most min(size, 30,000) entries; equal documents give equal entries.
 
     Special tokens come first. The corpus may yield fewer entries than size: `Tokenizer.get_vocab_size()`
@@ -75,16 +76,26 @@ def vocabulary_sha256(vocabulary: Tokenizer) -> str:
     return hashlib.sha256(json.dumps([entries, merges]).encode()).hexdigest()
 
 
-def lines_of(documents: Iterable[str]) -> Iterator[str]:
+def lines_of(documents: Iterable[Document]) -> Iterator[str]:
     """Return the lines with their ends, so that vocabulary and tokens see the same pieces of any document."""
-    return (line for document in documents for line in document.splitlines(keepends=True))
+    for document in documents:
+        yield from lines_in(_blocks(document))
 
 
-def texts_sha256(documents: Iterable[str]) -> str:
+def texts_sha256(documents: Iterable[Document]) -> str:
     """Return the hash of texts as they are read, wherever they lie."""
     found = hashlib.sha256()
     for document in documents:
-        data = document.encode()
-        found.update(b"%d\0" % len(data))
-        found.update(data)
+        if isinstance(document, str):
+            data = document.encode()
+            found.update(b"%d\0" % len(data))
+            found.update(data)
+            continue
+        found.update(b"%d\0" % document.num_bytes)
+        for block in document.blocks():
+            found.update(block.encode())
     return found.hexdigest()
+
+
+def _blocks(document: Document) -> Iterable[str]:
+    return document.blocks() if isinstance(document, LongText) else (document,)

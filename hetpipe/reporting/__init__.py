@@ -10,7 +10,7 @@ Others use:
     speed_breakdown: speed_shares, speed_sentence
     tables: console, show, plan_table, plan_sentences, waiting_table,
         profile_table, path_sentence, bound_sentence, estimate_sentences
-    progress: progress_bar, step_bar
+    progress: progress_bar, bar_if_long, step_bar
     largest_sizes: largest_table, LARGEST_MEANS
     comparison_tables: comparison_table, misfit_sentences, gain_sentence
     run_tables: run_report_tables, run_marks, measured_table

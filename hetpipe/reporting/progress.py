@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ from hetpipe.runs.run_folder import figure_text, held_out_figures
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
 FIRST_PHASE = "loading torch"
+STARTING = "starting the processes"
 ROUND = "round "
 """What the text of a repetition begins with, which is no phase of its own."""
 MOST_WITHIN = 0.95
@@ -56,6 +57,20 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float
             if fraction > 0:
                 sys.stderr.write("".join(held))
                 held.clear()
+
+        yield report
+
+
+@contextmanager
+def bar_if_long(title: str, *, quiet: bool = False) -> Iterator[Callable[[float, str], None]]:
+    """Give what `progress_bar` gives, of a bar that is shown once something is told."""
+    with ExitStack() as shown:
+        bars: list[Callable[[float, str], None]] = []
+
+        def report(fraction: float, text: str) -> None:
+            if not bars:
+                bars.append(shown.enter_context(progress_bar(title, quiet=quiet)))
+            bars[0](fraction, text)
 
         yield report
 
@@ -117,12 +132,19 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
         disable=quiet or lines,
     )
     with bar:
-        fields: dict[str, Any] = {"text": "starting the processes", "last_s": None, "since_s": 0.0}
+        fields: dict[str, Any] = {"text": STARTING, "last_s": None, "since_s": 0.0}
         task = bar.add_task("training", total=steps, completed=done, **fields)
         told_s = time.monotonic()
 
         def on_event(event: dict[str, Any]) -> None:
             nonlocal told_s
+            if event.get("event") == "progress":
+                text = f"{event['what']}: {event['done']:.0%}"
+                bar.update(task, text=text if event["done"] < 1.0 else STARTING)
+                if lines and time.monotonic() - told_s > SILENCE_S:
+                    told_s = time.monotonic()
+                    print(text, flush=True)
+                return
             if event.get("event") != "step":
                 return
             text = (

@@ -1,4 +1,4 @@
-"""Where hetpipe keeps what it has found out once: profiles, links between hosts, proofs of splits."""
+"""Where hetpipe keeps what it has found out once: profiles, links between hosts, proofs of splits, tokens."""
 
 import os
 from pathlib import Path
@@ -22,3 +22,8 @@ def links_folder() -> Path:
 def proofs_folder() -> Path:
     """Return where it is kept that a split was found exact, a file for each."""
     return cache_folder() / "proofs"
+
+
+def texts_folder() -> Path:
+    """Return where tokens of long texts are kept, a folder for each of them, and the hashes of files."""
+    return cache_folder() / "texts"

@@ -78,6 +78,8 @@ class Settings:
     never but at the end. patience: training ends after so many such losses in a row without a new least, 0:
     it does not. best: by what the best is found: the loss, or a figure of the task, as accuracy.
     pack: whether a row of `sequence_length` tokens holds several samples, none of which sees another.
+    group_by_length: whether the samples of a step are of like length, and filled up to the longest of them.
+    doc_stride: the tokens that windows of a long context have in common, None where it is cut.
     optimizer: that of a run, where no task brings its own; momentum, rho: of those that take them.
     """
 
@@ -116,6 +118,8 @@ class Settings:
     patience: int = 0
     best: str = LOSS
     pack: bool = False
+    group_by_length: bool = False
+    doc_stride: int | None = None
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     momentum: float = 0.0
     rho: float = 0.9
@@ -174,6 +178,13 @@ class Settings:
             raise InputError(f"betas are {list(self.betas)}; give two numbers in [0, 1)")
         if not 0 < self.epsilon < math.inf:
             raise InputError(f"epsilon is {self.epsilon}; give a finite number above zero")
+        if self.doc_stride is not None and self.doc_stride < 0:
+            raise InputError(f"doc_stride is {self.doc_stride}; give zero or more")
+        if self.pack and self.group_by_length:
+            raise InputError(
+                "packed rows are all as long, so there is nothing to group by length (--pack and "
+                "--group-by-length); leave one out"
+            )
         check_options(self.optimizer, learning_rate=self.learning_rate, momentum=self.momentum, rho=self.rho)
         if self.timeout_s <= 0:
             raise InputError(f"timeout_s is {self.timeout_s}; give more than zero seconds")
@@ -233,6 +244,18 @@ def _decided_by(plan: Plan, profile: ModelProfile) -> dict[str, Any]:
     return dict(zip(DECIDED, decided, strict=True))
 
 
+def check_lengths(settings: Settings, *, compiled: bool) -> None:
+    """Check that the steps of a run may be of unlike lengths, where they are.
+
+    Raises: InputError where blocks are compiled.
+    """
+    if settings.group_by_length and compiled:
+        raise InputError(
+            "--group-by-length makes steps of many lengths, and --compile compiles blocks for one; leave one "
+            "out"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """What a task is made from: a model, the length and dtype of its profile, and the settings of the run.
@@ -256,6 +279,7 @@ class TaskSettings:
             raise InputError(f"sequence_length is {self.sequence_length}; give at least 1")
         if self.dtype not in (*DTYPES, MIXED):
             raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
+        check_lengths(self.run, compiled=self.compiled)
         if self.lora is not None and not self.model.endswith(self._suffix):
             held = "" if self.run.load_in is None else f" beside weights in {self.run.load_in}"
             raise InputError(

@@ -29,23 +29,23 @@ from hetpipe.training.translations import Translations
 
 
 class _Counted:
-    """Counts of the figures of a task, added up on a rank."""
+    """Counts of the figures of a task, joined on a rank; None where it has seen none."""
 
     def __init__(self, figures: Figures | None) -> None:
         self._figures = figures
-        self.sums = [0.0] * (0 if figures is None else figures.num_counts)
+        self.counts: Sequence[Any] | None = None
 
     def seen(self, outputs: Tensor, microbatch: Microbatch) -> None:
         """Add the counts of a microbatch."""
         if self._figures is not None:
             more = self._figures.count(outputs, microbatch.labels)
-            self.sums = [sum(pair) for pair in zip(self.sums, more, strict=True)]
+            self.counts = more if self.counts is None else self._figures.joined([self.counts, more])
 
-    def figures_of(self, by_rank: Iterable[Sequence[float]]) -> dict[str, float]:
+    def figures_of(self, by_rank: Iterable[Sequence[Any] | None]) -> dict[str, float]:
         """Return the figures of the counts of all ranks."""
         if self._figures is None:
             return {}
-        return self._figures.of([math.fsum(counts) for counts in zip(*by_rank, strict=True)])
+        return self._figures.of(self._figures.joined([counts for counts in by_rank if counts is not None]))
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class Evaluation:
                 self.task.chain.know_boundaries(next(iter(read.values()))[0])
                 microbatch = microbatches(self.program, 0, read, 1 / num_loss_tokens)
                 mine.append(self.forwards.loss(microbatch, counted.seen))
-        losses, counts = zip(*gather([math.fsum(mine), counted.sums]), strict=True)
+        losses, counts = zip(*gather([math.fsum(mine), counted.counts]), strict=True)
         loss, figures = math.fsum(losses), counted.figures_of(counts)
         before = self.evaluated
         if self.by == BLEU or step == settings.steps:

@@ -18,13 +18,15 @@ from partition.plan import Plan
 
 _OF_THE_RUN = (
     "learning_rate", "warmup", "warmup_steps", "decay", "weight_decay", "betas",
-    "epsilon", "clip_norm", "data", "pack", "optimizer", "momentum", "rho",
+    "epsilon", "clip_norm", "data", "pack", "group_by_length", "doc_stride", "optimizer", "momentum", "rho",
 )  # fmt: skip
 _OLDER: Mapping[str, JsonValue] = {
     "gradient_dtype": FLOAT32,
     "warmup_steps": None,
     "decay": str(Decay.LINEAR),
     "pack": False,
+    "group_by_length": False,
+    "doc_stride": None,
     "optimizer": str(OptimizerKind.ADAMW),
     "momentum": 0.0,
     "rho": 0.9,

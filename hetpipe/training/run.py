@@ -18,6 +18,7 @@ from cost_model.memory import checkpoint_bytes
 from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
 from hetpipe.data.kinds import read_data
+from hetpipe.data.listened import listening
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
 from hetpipe.models.adapters import preload_modules, task_spec
@@ -102,7 +103,7 @@ def prepare(
         folder.path.mkdir(parents=True, exist_ok=True)
         _keep_metrics(folder, done)
         if not own_data:
-            for told in prepare_data(folder, task_settings, vocabulary):
+            for told in prepare_data(folder, task_settings, vocabulary, plan=prediction.plan):
                 tell(told)
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))
@@ -139,7 +140,7 @@ def _damaged_later(folder: RunFolder, done: int, settings: Settings) -> dict[Pat
 def _keep_metrics(folder: RunFolder, steps: int) -> None:
     """Leave the first steps only: a run that was killed had gone on beyond its checkpoint."""
     if folder.metrics.exists():
-        kept = [entry for entry in folder.read_metrics() if entry["step"] <= steps]
+        kept = (entry for entry in folder.read_metrics() if entry["step"] <= steps)
         folder.write(folder.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
@@ -156,12 +157,12 @@ def train(
     """Train the model of a plan on this host, one process per device; return the report.
 
     on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step, and with {"event":
-    "checkpoint", "step": ..., "path": ...} after each checkpoint; True ends training there.
+    "checkpoint", "step": ..., "path": ...} after each checkpoint; True ends training there. While long texts
+    are read it is called with {"event": "progress", "done": share, "what": ...}.
     make_task: for a model of your own: an `UserTask`, or an importable function that gives its
     `TrainingTask`.
 
-    Warns of settings in which the run differs from the one that it goes on from; logs, as "hetpipe", devices
-    that have become slow.
+    Warns of settings that differ from those of the run before; logs, as "hetpipe", devices that became slow.
 
     Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails;
     DivergedError if loss or gradients stay without finite values, the checkpoint before named;
@@ -208,9 +209,8 @@ def train_predicted(
 
     tell: takes the sentences of which `train` warns. notice: those on slow devices, which no change of the
     caller's code would spare it. on_signal: takes the name of a signal after which training ends with the
-    step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
-    `Recovery`; a run under torchrun is restarted by its agent alone. adapt: see `Adaptation`. hosts: who
-    start the ranks of other hosts, None where all are here.
+    step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see `Recovery`; a run under
+    torchrun is restarted by its agent alone. adapt: see `Adaptation`. hosts: who start other hosts' ranks.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
@@ -228,7 +228,8 @@ def train_predicted(
         adaptation = Adaptation(settings.steps, moved, adapt, notice)
         answered = Answered(on_event, tell, stopping, settings, recovery, adaptation, hosts)
         prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
-        prepared.fill(prediction, tell)
+        with listening(lambda done, what: on_event({"event": "progress", "done": done, "what": what})):
+            prepared.fill(prediction, tell)
         if begun_from is None:
             folder.recoveries.unlink(missing_ok=True)  # of a run before
         if isinstance(make_task, UserTask):

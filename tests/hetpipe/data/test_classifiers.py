@@ -176,7 +176,7 @@ def test_entities_are_counted_by_hand():
     labels = torch.tensor([[IGNORE_LABEL, 1, 2, 0, 3, 0]])
     told = torch.tensor([[4, 1, 2, 0, 3, 4]])
     outputs = torch.nn.functional.one_hot(told, 5).float()
-    counts = [a + b for a, b in zip(figures.count(outputs, labels), (0.0,) * 5, strict=True)]
+    counts = figures.joined([figures.count(outputs, labels), (0.0,) * 5])
     assert counts == [1, 2, 2, 4, 5]
     assert figures.of(counts) == {"f1": 0.5, "accuracy": 0.8}
     plain = figures_of(Task.TOKEN_CLASSIFICATION, ("O", "name", "word", "x", "y"))

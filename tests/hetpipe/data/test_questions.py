@@ -29,6 +29,7 @@ from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile, ru
 
 CONTEXT = "Ada sailed to the Azores in May, and home in late June."
 LONG = "Nothing of this is asked for, nor what follows it. " * 12 + "Zoe stayed."
+BEGUN = "Ada came. " + LONG
 LENGTH = 48
 ASKED = [
     (CONTEXT, "Where to?", ["the Azores", "Azores"]),
@@ -265,7 +266,8 @@ def test_no_answer_is_told_where_the_first_token_is_likelier_and_some_have_none(
         logits = np.zeros((LENGTH, 2), np.float32)
         logits[first, 0] = logits[last, 1] = 1.0
         logits[0] = 3.0
-        assert AnswerScores(folder.path).told(1, logits) == expected
+        scores = AnswerScores(folder.path)
+        assert scores.told(scores.found_in(1, logits)) == expected
 
 
 def test_no_answer_begins_or_ends_with_a_token_without_a_place(tmp_path):
@@ -274,7 +276,7 @@ def test_no_answer_begins_or_ends_with_a_token_without_a_place(tmp_path):
     # <s> where </s> </s> the azores _ _ are there </s>
     offsets = [[-1, -1]] * 4 + [[0, 3], [4, 10], [-1, -1], [-1, -1], [13, 16], [17, 22], [-1, -1]]
     np.array(offsets, "<i4").tofile(tmp_path / OFFSETS_FILE)
-    content = {"contexts": [context], "questions": [[0, ["azores"]]], "ends": [len(offsets)]}
+    content = {"contexts": [context], "questions": [[0, ["azores"]]], "windows": [0], "ends": [len(offsets)]}
     (tmp_path / CONTEXTS_FILE).write_text(json.dumps(content))
     for first, last, expected in (
         ({5: 5.0}, {6: 5.0, 5: 1.0}, "azores"),
@@ -283,7 +285,7 @@ def test_no_answer_begins_or_ends_with_a_token_without_a_place(tmp_path):
         logits = np.zeros((len(offsets), 2), np.float32)
         for column, values in enumerate((first, last)):
             logits[list(values), column] = list(values.values())
-        assert AnswerScores(tmp_path).told(0, logits) == expected
+        assert AnswerScores(tmp_path).found_in(0, logits).text == expected
 
 
 @pytest.mark.parametrize(
@@ -332,3 +334,145 @@ def test_a_run_without_data_is_one_line(tmp_path, capsys):
     cluster = str(cluster_file(tmp_path, EMULATED_CLUSTER))
     assert cli.main(["run", "--model", str(tmp_path / "mine"), "--cluster", cluster]) == 2
     assert "learns question-answering; give --data: JSON lines" in capsys.readouterr().err
+
+
+def task_of(folder: Path, asked, length: int, stride: int | None, **settings):
+    """Prepare these questions, trained on and held out; return the run folder, its task and what is told."""
+    if not (folder / "mine").exists():
+        save_other(folder / "mine", "BertForQuestionAnswering")
+    entry, data = model_entry(str(folder / "mine")), str(lines_file(folder / "data.jsonl", asked, times=1))
+    run_settings = Settings(
+        steps=1, model_folder=entry.place, data=(data,), eval_data=(data,), doc_stride=stride, **settings
+    )
+    place = RunFolder(folder / f"run-{length}-{stride}")
+    told = prepare_data(place, TaskSettings(entry.name, length, run=run_settings))
+    return place, registered_task(place, TaskSettings(entry.name, length, run=run_settings)), told
+
+
+@pytest.mark.parametrize("stride", [0, 9])
+def test_windows_and_their_labels_are_those_of_the_example_of_transformers(tmp_path, stride):
+    asked = [*ASKED, (BEGUN, "Who?", ["Ada"]), (LONG, "Why?", [])]
+    place, task, told = task_of(tmp_path, asked, LENGTH, stride)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(place.vocabulary), pad_token="[PAD]",
+        model_input_names=["input_ids", "attention_mask", "token_type_ids"],
+    )  # fmt: skip
+    expected = theirs(
+        [question for _, question, _ in asked], [context for context, *_ in asked],
+        truncation="only_second", max_length=LENGTH, padding="max_length", stride=stride,
+        return_overflowing_tokens=True, return_offsets_mapping=True,
+    )  # fmt: skip
+    owners = expected["overflow_to_sample_mapping"]
+    count = len(owners)
+    assert count > len(asked) + 2
+    assert any(
+        f"all are in {count} windows, neighbours with {stride} tokens in common" in said for said in told
+    )
+    inputs, labels = task.batch(0, count)
+    assert sorted(labels[:, 2].tolist()) == list(range(count))
+    answered = set()
+    for row, (first, last, window) in enumerate(labels.tolist()):
+        for name in inputs:
+            assert inputs[name][row].tolist() == expected[name][window], name
+        context, _, answers = asked[owners[window]]
+        offsets, parts = expected["offset_mapping"][window], expected.sequence_ids(window)
+        of_context = [at for at, part in enumerate(parts) if part == 1]
+        begin = context.index(answers[0]) if answers else -1
+        end = begin + len(answers[0]) if answers else -1
+        inside = answers and offsets[of_context[0]][0] <= begin and offsets[of_context[-1]][1] >= end
+        if not inside:
+            assert (first, last) == (0, 0)
+            continue
+        answered.add(owners[window])
+        assert offsets[first][0] <= begin < offsets[first][1] and offsets[last][0] < end <= offsets[last][1]
+    if stride:
+        assert answered == {at for at, (*_, answers) in enumerate(asked) if answers}
+
+
+def test_the_answer_is_that_of_the_best_window_wherever_windows_are_computed(tmp_path):
+    asked = [(BEGUN, "Who?", ["Ada"]), (CONTEXT, "Who sailed?", ["Ada"]), (CONTEXT, "Why?", [])]
+    place, task, _ = task_of(tmp_path, asked, LENGTH, 9)
+    _, labels = task.held_out.batch(0, task.held_out.num_samples)
+    scores, figures = AnswerScores(place.held_out), task.figures
+    windows = json.loads((place.held_out / CONTEXTS_FILE).read_text())["windows"]
+    logits = torch.zeros(len(windows), LENGTH, 2)
+    by_window = {window: row for row, window in enumerate(labels[:, 2].tolist())}
+    logits[:, 0] = 3.5
+    assert windows.count(0) > 3
+    for place_of, (window, value, none) in enumerate([(0, 3.0, 9.0), (1, 5.0, 1.0), (2, 4.0, 8.0)]):
+        first = int(np.flatnonzero(scores._offsets[window][:, 0] >= 0)[place_of])
+        logits[by_window[window], first] = value / 2
+        logits[by_window[window], 0] = none / 2
+    counts = [figures.count(logits[row : row + 1], labels[row : row + 1]) for row in range(len(windows))]
+    whole = figures.count(logits, labels)
+    for parts in (counts, counts[::-1], [whole], [counts[0], figures.joined(counts[1:])]):
+        assert list(figures.joined(json.loads(json.dumps(parts)))) == list(whole)
+    best = next(each for each in whole if each.question == 0)
+    second = scores._offsets[1]
+    start, end = second[np.flatnonzero(second[:, 0] >= 0)[1]]
+    assert (best.text, best.value, best.none) == (BEGUN[start:end], 5.0, 1.0)
+    assert scores.told(best) == best.text
+    assert set(figures.of(whole)) == {"exact_match", "f1"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*")
+def test_figures_over_windows_are_those_by_hand_under_any_plan(tmp_path):
+    model = no_dropout(tmp_path / "mine", "BertForQuestionAnswering")
+    entry = model_entry(str(tmp_path / "mine"))
+    asked = [*ASKED, (BEGUN, "Who?", ["Ada"])]
+    data = str(lines_file(tmp_path / "data.jsonl", asked, times=1))
+    settings = Settings(
+        steps=3, learning_rate=3e-3, model_folder=entry.place, data=(data,), eval_data=(data,), doc_stride=9,
+        best="f1",
+    )  # fmt: skip
+    profile = replace(made_up_profile(str(tmp_path / "mine")), model=entry.name, sequence_length=LENGTH)
+    plans = {"whole": chain_plan(entry.name, [0, 5], 16), "cut": chain_plan(entry.name, [0, 2, 5], 3)}
+    losses = {name: run(tmp_path / name, plan, settings, profile)[1] for name, plan in plans.items()}
+    assert losses["cut"] == pytest.approx(losses["whole"], rel=2e-6)
+    rows = {name: RunFolder(tmp_path / name / "run").read_metrics()[-1] for name in plans}
+    exported = tmp_path / "exported"
+    assert cli.main(["export", str(tmp_path / "whole" / "run"), "-o", str(exported)]) == 0
+    trained = type(model).from_pretrained(exported).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(exported / "tokenizer.json"), pad_token="[PAD]",
+        model_input_names=["input_ids", "attention_mask", "token_type_ids"],
+    )  # fmt: skip
+    exact = f1 = 0.0
+    for context, question, answers in asked:
+        read = tokenizer(
+            question, context, truncation="only_second", max_length=LENGTH, padding="max_length", stride=9,
+            return_overflowing_tokens=True, return_offsets_mapping=True,
+        )  # fmt: skip
+        best = (-np.inf, "")
+        for window in range(len(read["input_ids"])):
+            given = {
+                name: torch.tensor(read[name][window : window + 1]) for name in tokenizer.model_input_names
+            }
+            with torch.no_grad():
+                out = trained(**given)
+            logits = torch.stack((out.start_logits[0], out.end_logits[0]), -1).numpy()
+            offsets, parts = read["offset_mapping"][window], read.sequence_ids(window)
+            inside = [at for at, part in enumerate(parts) if part == 1 and offsets[at][0] < offsets[at][1]]
+            value = max(logits[a, 0] + logits[b, 1] for a in inside for b in inside if 0 <= b - a < 30)
+            best = max(best, (value, told_by_hand(logits, offsets, parts, context)))
+        words = [plain_words(text) for text in (best[1], *answers)]
+        exact += max(words[0] == right for right in words[1:])
+        f1 += max(
+            2 * (Counter(words[0]) & Counter(right)).total() / (len(words[0]) + len(right))
+            for right in words[1:]
+        )
+    for metrics in rows.values():
+        assert metrics["eval_exact_match"] == pytest.approx(exact / len(asked))
+        assert metrics["eval_f1"] == pytest.approx(f1 / len(asked))
+
+
+def test_windows_that_do_not_go_on_are_refused(tmp_path, hetpipe):
+    with pytest.raises(
+        InputError, match=r"line 4: the question leaves room for \d+ tokens of its context in 48"
+    ):
+        task_of(tmp_path, ASKED, LENGTH, 44)
+    with pytest.raises(InputError, match="doc_stride is -1"):
+        Settings(steps=1, doc_stride=-1)
+    result = hetpipe("run --model gpt2-tiny --cluster cluster.toml --doc-stride 9 --steps 1")
+    assert result.code == 2 and "--doc-stride is for the contexts of questions" in result.err

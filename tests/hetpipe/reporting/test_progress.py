@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hetpipe.commands import output
 from hetpipe.reporting import progress, tables
-from hetpipe.reporting.progress import progress_bar, step_bar
+from hetpipe.reporting.progress import bar_if_long, progress_bar, step_bar
 
 STEP = {
     "event": "step", "step": 9_999, "loss": 1.23456, "samples_per_s": 1234.5, "bubble": 0.4, "wall_s": 9.0
@@ -101,6 +101,23 @@ def test_a_pipe_is_told_of_what_lasts_long(
         with output.status("planning", quiet=quiet):
             time.sleep(0.2)
         assert capsys.readouterr() == ("", told)
+
+
+def test_how_far_long_data_are_read_is_in_the_bar_of_training_and_in_one_that_comes_when_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    screen = screen_of(monkeypatch)
+    for done, shown in ((0.25, "splitting the text into tokens: 25%"), (1.0, "starting the processes")):
+        with step_bar(10, 0, quiet=False) as on_event:
+            on_event({"event": "progress", "done": done, "what": "splitting the text into tokens"})
+        assert shown in " ".join(" ".join(lines_of(screen)[-2:]).split())
+    screen = screen_of(monkeypatch)
+    with bar_if_long("data"):
+        pass
+    assert not screen.getvalue()
+    with bar_if_long("data") as report:
+        report(0.25, "reading the text")
+    assert "reading the text" in screen.getvalue()
 
 
 def test_what_is_too_long_for_a_line_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,140 @@
+"""Texts that are read in pieces, so that one of any length takes little memory."""
+
+import codecs
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from cost_model.errors import InputError
+from hetpipe.data.listened import was_read
+
+BLOCK_BYTES = 1 << 18
+LONGEST_LINE = 1 << 18
+"""Characters of a line that are split into tokens at once; a longer one is cut, at spaces."""
+
+_MARK = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class LongText:
+    """A text file as one document, read anew each time it is asked for."""
+
+    path: Path
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of its text, without a mark of their order."""
+        with opened(self.path) as file:
+            marked = file.read(3) == _MARK.encode()
+        return self.path.stat().st_size - 3 * marked
+
+    def blocks(self) -> Iterator[str]:
+        """Yield the text in blocks.
+
+        Raises: InputError as `hetpipe.data.data_file.read_text_file`.
+        """
+        decoder, begun, has_content = codecs.getincrementaldecoder("utf-8")(), 0, False
+        with opened(self.path) as file:
+            while True:
+                block = file.read(BLOCK_BYTES)
+                before = len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    raise not_utf8(self.path, begun - before + error.start) from None
+                if begun == 0:
+                    text = text.removeprefix(_MARK)
+                has_content = has_content or bool(text.strip())
+                begun += len(block)
+                was_read(len(block))
+                yield text
+                if not block:
+                    break
+        if not has_content:
+            raise is_empty(self.path)
+
+
+Document = str | LongText
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, of which one at a time is held, without the newline that ends them.
+
+    Raises: InputError as `hetpipe.data.data_file.read_text_file`.
+    """
+    begun, has_content = 0, False
+    with opened(path) as file:
+        for raw in file:
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise not_utf8(path, begun + error.start) from None
+            if begun == 0:
+                line = line.removeprefix(_MARK)
+            begun += len(raw)
+            has_content = has_content or bool(line.strip())
+            was_read(len(raw))
+            yield line.removesuffix("\n")
+    if not has_content:
+        raise is_empty(path)
+
+
+def lines_in(blocks: Iterable[str]) -> Iterator[str]:
+    r"""Yield the lines of a text, with what ends them, wherever its blocks begin.
+
+    They are those of `str.splitlines`, but that one of more than `LONGEST_LINE` characters is cut where a
+    word begins, if one does in the second half of what is cut off.
+
+    >>> list(lines_in(["The shi", "p sails.\r", "\nFar"]))
+    ['The ship sails.\r\n', 'Far']
+    """
+    rest = ""
+    for block in blocks:
+        *lines, rest = (rest + block).splitlines(keepends=True) or [""]
+        for line in lines:
+            yield from _cut(line)
+        *pieces, rest = _cut(rest)  # the last line may go on
+        yield from pieces
+    if rest:
+        yield rest
+
+
+def _cut(line: str) -> list[str]:
+    found = []
+    while len(line) > LONGEST_LINE:
+        place = line.rfind(" ", LONGEST_LINE // 2, LONGEST_LINE)
+        place = place if place > 0 else LONGEST_LINE
+        found.append(line[:place])
+        line = line[place:]
+    return [*found, line]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of data.
+
+    Raises: InputError if it is missing, or not a file that can be read.
+    """
+    name = f"data file {path}"
+    try:
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        raise InputError(f"{name} does not exist; give the path of a file") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{name} is a folder; give the files in it") from error
+    except OSError as error:
+        raise InputError(f"{name} cannot be read ({error.strerror}); check its permissions") from error
+    with file:
+        yield file
+
+
+def is_empty(path: Path) -> InputError:
+    """Return what says that there is nothing in a file."""
+    return InputError(f"data file {path} is empty; give a file with data")
+
+
+def not_utf8(path: Path, place: int) -> InputError:
+    """Return what says where a file is no text."""
+    return InputError(f"data file {path} is not UTF-8 at byte {place:,}; convert it to UTF-8")

@@ -1,0 +1,60 @@
+"""What the cache holds of texts: a folder of tokens for each, what became none, and hashes of files."""
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetpipe.runs.cache import texts_folder
+
+KEPT_FILE, KNOWN_SUFFIX, UNFINISHED = "text.json", ".known.json", ".unfinished-"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """The tokens of texts in the cache. files: of the texts, none where they were never complete."""
+
+    path: Path
+    files: tuple[str, ...]
+    num_bytes: int
+    age_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `hetpipe cache --json` gives it."""
+        return {
+            "path": str(self.path),
+            "files": list(self.files),
+            "bytes": self.num_bytes,
+            "age_s": self.age_s,
+        }
+
+    def remove(self) -> None:
+        """Remove it; run folders keep what they have of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def kept_texts() -> tuple[KeptText, ...]:
+    """Return what is kept, what was taken last first."""
+    folder = texts_folder()
+    found = [_read(path) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return tuple(sorted(found, key=lambda text: text.age_s))
+
+
+def forget_hashes() -> None:
+    """Remove the hashes of files: each is read again."""
+    for path in texts_folder().glob(f"*{KNOWN_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> KeptText:
+    named = path / KEPT_FILE
+    try:
+        files = tuple(map(str, json.loads(named.read_text(encoding="utf-8"))["files"]))
+        taken_s = named.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError):
+        files, taken_s = (), path.stat().st_mtime
+    return KeptText(
+        path, files, sum(each.stat().st_size for each in path.iterdir()), max(0.0, time.time() - taken_s)
+    )
