@@ -18,7 +18,8 @@ from cost_model.profile import read_profile
 from hetpipe.commands.options import JsonOption, with_options
 from hetpipe.commands.output import print_json
 from hetpipe.commands.training import RUNS
-from hetpipe.reporting.pages import live_data, page_data, page_text
+from hetpipe.reporting.pages import live_data, page_data, page_text, tokens_of_sample
+from hetpipe.reporting.tables import show
 from hetpipe.runs.growing_metrics import GrowingMetrics
 from hetpipe.runs.run_folder import RunFolder
 from partition.plan_file import read_plan
@@ -47,7 +48,7 @@ def watch_command(
             print_json({"run_folder": str(folder.path), "url": url})
             sys.stdout.flush()
         else:
-            typer.echo(f"{folder.path}: {url} (Ctrl-C ends it)")
+            show([f"{url} shows {folder.path} while it goes on; Ctrl-C ends it"])
         try:
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:
@@ -91,7 +92,7 @@ class Watched:
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._metrics, self._lock = run, GrowingMetrics(run), threading.Lock()
-        self._version, self._length = "", 0
+        self._version, self._tokens = "", 0
         self._devices: tuple[str, ...] = ()
 
     def page(self) -> str:
@@ -105,9 +106,9 @@ class Watched:
         with self._lock:
             if version != self._version:
                 plan, profile = read_plan(self._run.plan), read_profile(self._run.profile)
-                self._devices, self._length = plan.device_names, profile.sequence_length
+                self._devices, self._tokens = plan.device_names, tokens_of_sample(self._run, profile)
                 self._version = version
-            new = live_data(self._metrics.read(), self._devices, self._length)
+            new = live_data(self._metrics.read(), self._devices, self._tokens)
         return dumps({**new, "version": version, "state": _state(self._run)}, allow_nan=False)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from places import ROOT
+from terminal import COLUMNS, lines_in_terminal
 
 pytestmark = pytest.mark.slow
 BUILD = "from setuptools.build_meta import build_{0} as build; import sys; build(sys.argv[1])"
@@ -115,7 +116,10 @@ def test_the_installed_wheel_runs_the_demo_from_an_empty_folder(environment: Pat
     )
     assert where.count(str(environment)) == 3
     assert 'name = "four-unequal"' in printed("hetpipe", "clusters", "four-unequal")
-    out = printed("hetpipe", "demo", "--steps", "2")
-    assert "pictures: hetpipe-demo/pictures" in out
+    demo = [environment / "bin" / "hetpipe", "demo", "--steps", "2"]
+    shown = lines_in_terminal(demo, empty, variables)
+    assert [line for line in shown if len(line) > COLUMNS or "…" in line] == []
+    text = "\n".join(shown)
+    assert "pictures: hetpipe-demo/pictures" in text and str(ROOT) not in text
     pictures = {path.name for path in (empty / "hetpipe-demo" / "pictures").iterdir()}
     assert {"predicted-and-measured.png", "speed.svg"} <= pictures

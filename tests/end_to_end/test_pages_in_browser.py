@@ -60,7 +60,7 @@ def test_a_run_is_watched_until_it_is_over(tmp_path: Path):
     ) as watch:
         try:
             assert watch.stdout is not None
-            address = watch.stdout.readline().split(": ")[1].split()[0]
+            address = watch.stdout.readline().split()[0]
             asyncio.run(_with_tab(lambda tab: _watch(tab, run, address)))
         finally:
             watch.send_signal(2)

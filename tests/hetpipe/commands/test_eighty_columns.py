@@ -20,9 +20,11 @@ from hetpipe.runs.cache import profiles_folder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_text
+from run_folders import made_up_run
 from runs import made_up_profile
 from shell import Shell
 from small_case import small_profile
+from terminal import lines_in_terminal
 
 WIDTH = 80
 BIG, SMALL = "NVIDIA-A100-PCIE-40GB", "NVIDIA-GeForce-RTX-2080-Ti"
@@ -90,27 +92,41 @@ def too_wide(lines: list[str]) -> list[str]:
     return [line for line in lines if len(line) > WIDTH]
 
 
+AT_ONCE = (
+    (f"plan {FILES} {QUICK}", "does not fit"),
+    (f"plan {FILES} {QUICK} --objective money", "an hour"),
+    (f"compare {FILES} {QUICK} -v", "are missing"),
+    (f"explain plan.json {FILES}", "limited by"),
+    (f"simulate plan.json {FILES}", "waiting for"),
+    ("profile --profile profile.json --show", "parameters"),
+    ("cache", "precision"),
+    ("init -o new.toml --emulate 0.3,0.2", "emulated"),
+    ("models", "question-answering"),
+    ("clusters", "four-unequal"),
+    ("env", "torch"),
+)
+SEARCHED = (
+    (f'compare {FILES} {QUICK} --what-if "add 1 {SMALL} to lab-server-one"', "cost/1,000"),
+    (f"compare {FILES} {QUICK} --pareto", "Wh/1,000"),
+)
+OF_A_RUN = (
+    ("init --emulate 0.5,0.3 -o emulated.toml", "wrote"),
+    ("check --model bert-tiny", "split equals whole"),
+    ("run --model bert-tiny --cluster emulated.toml --profile profile.json --steps 2", "measured"),
+    ("plot runs/bert-tiny-001", "report.html"),
+    ("export runs/bert-tiny-001 -o out", "out"),
+)
+IN_A_TERMINAL = {"watch", "demo"}
+"""The one below, the other where it runs anyway, in tests/end_to_end/test_package.py."""
+
+
+def test_no_verb_is_left_out():
+    shown = {line.split()[0] for line, _ in (*AT_ONCE, *SEARCHED, *OF_A_RUN)}
+    assert shown | IN_A_TERMINAL == set(cli.VERBS)
+
+
 @pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        (f"plan {FILES} {QUICK}", "does not fit"),
-        (f"plan {FILES} {QUICK} --objective money", "an hour"),
-        (f"compare {FILES} {QUICK} -v", "are missing"),
-        pytest.param(
-            f'compare {FILES} {QUICK} --what-if "add 1 {SMALL} to lab-server-one"',
-            "cost/1,000",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(f"compare {FILES} {QUICK} --pareto", "Wh/1,000", marks=pytest.mark.slow),
-        (f"explain plan.json {FILES}", "limited by"),
-        (f"simulate plan.json {FILES}", "waiting for"),
-        ("profile --profile profile.json --show", "parameters"),
-        ("cache", "precision"),
-        ("init -o new.toml --emulate 0.3,0.2", "emulated"),
-        ("models", "question-answering"),
-        ("clusters", "four-unequal"),
-        ("env", "torch"),
-    ],
+    ("line", "shown"), [*AT_ONCE, *(pytest.param(*case, marks=pytest.mark.slow) for case in SEARCHED)]
 )
 def test_what_a_verb_prints_fits_and_no_cell_is_cut(
     lines, monkeypatch: pytest.MonkeyPatch, line: str, shown: str
@@ -214,13 +230,16 @@ def test_many_devices_fit_too(lines, hetpipe: Shell, verb: str, count: int):
 @pytest.mark.slow
 def test_a_run_and_what_is_done_with_it_fit(hetpipe: Shell, lines):
     hetpipe.write("profile.json", profile_text(made_up_profile("bert-tiny", kind="emulated", layer_s=3e-4)))
-    for line, shown in (
-        ("init --emulate 0.5,0.3 -o emulated.toml", "wrote"),
-        ("check --model bert-tiny", "split equals whole"),
-        ("run --model bert-tiny --cluster emulated.toml --profile profile.json --steps 2", "measured"),
-        ("plot runs/bert-tiny-001", "report.html"),
-        ("export runs/bert-tiny-001 -o out", "out"),
-    ):
+    for line, shown in OF_A_RUN:
         found = lines(line)
         text = " ".join(found)
         assert too_wide(found) == [] and shown in text and "…" not in text
+
+
+@pytest.mark.slow
+def test_where_a_run_is_watched_fits_and_the_address_is_whole(tmp_path: Path):
+    run = made_up_run(tmp_path / "-".join(["bert-large-uncased"] * 4), ended=False)
+    watch = [sys.executable, "-m", "hetpipe", "watch", str(run.path)]
+    found = lines_in_terminal(watch, tmp_path, until="Ctrl-C")
+    assert too_wide(found) == []
+    assert re.match(r"http://127\.0\.0\.1:\d+/(?: |$)", found[0])
