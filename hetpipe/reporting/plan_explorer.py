@@ -30,8 +30,8 @@ class PlanExplorer:
     takes them; those of several controls are made one after the other. proof_s: as for `hetpipe.solve`.
 
     controls: the widgets by name; their value is the change, "" for none. Setting it, by hand or in code,
-    plans anew. row, text, picture (PNG): what is shown. Without ipywidgets there are no controls. Plans are
-    kept: what was asked before comes at once.
+    plans anew. row, text, picture (PNG): what is shown; of controls that contradict each other the reason and
+    no picture. Without ipywidgets there are no controls. Plans are kept: what was asked before comes at once.
 
     Raises: InputError for what is no change of the cluster.
     """
@@ -114,9 +114,17 @@ class PlanExplorer:
         try:
             self.row = self.planned(self.change)
         except InputError as error:
-            self.text = self._said.value = html.escape(str(error))
-            return
-        self._show()
+            self._refuse(str(error))
+        else:
+            self._show()
+
+    def _refuse(self, reason: str) -> None:
+        """Show why there is nothing else to show."""
+        self.row = WhatIfRow(self.change, None, reason=reason)
+        said = [f"what if: {self.change}", f"cannot be planned for: {in_units(reason)}"]
+        self.text, self.picture = "\n".join(said), b""
+        self._said.value = f"<p>{'<br>'.join(map(html.escape, said))}</p>"
+        self._picture.value, self._picture.layout.display = self.picture, "none"
 
     def _show(self) -> None:
         sentences, table = self._described()
@@ -124,7 +132,7 @@ class PlanExplorer:
         if self._view is not None:
             lines = "<br>".join(map(html.escape, sentences))
             self._said.value = f'<p>{lines}</p><pre style="overflow-x:auto">{html.escape(table)}</pre>'
-            self._picture.value = self.picture
+            self._picture.value, self._picture.layout.display = self.picture, None
 
     def _described(self) -> tuple[list[str], str]:
         """Return sentences on the plan shown, and the table of its stages."""
@@ -145,5 +153,5 @@ class PlanExplorer:
         shown = {} if self._view is None else self._view._repr_mimebundle_()
         if self._view is None:
             show([NO_CONTROLS, self.text])
-        picture = {"image/png": b64encode(self.picture).decode(), "text/plain": self.text}
-        display({**shown, **picture}, raw=True)
+        picture = {"image/png": b64encode(self.picture).decode()} if self.picture else {}
+        display({**shown, **picture, "text/plain": self.text}, raw=True)

@@ -50,11 +50,22 @@ def test_where_nothing_fits_the_reason_is_shown():
     assert shown.picture.startswith(b"\x89PNG")
 
 
-def test_changes_that_contradict_each_other_are_said_in_their_place():
+def test_of_changes_that_contradict_each_other_stands_the_reason_and_no_older_picture(capsys):
     shown = explorer()
     shown.controls["devices"].value = "remove b"
+    before = shown.row, shown.text, shown.picture
     shown.controls["speed"].value = "speed b 2"
+    assert shown.text.startswith("what if: remove b, speed b 2\ncannot be planned for: ")
+    assert "the cluster has no device or node 'b'" in shown.text
     assert "the cluster has no device or node" in shown._said.value
+    assert shown.row.plan is None and shown.row.reason is not None
+    assert shown.picture == b"" == bytes(shown._picture.value)
+    assert shown._picture.layout.display == "none"
+    shown._ipython_display_()
+    assert "image/png" not in capsys.readouterr().out
+    shown.controls["speed"].value = ""
+    assert (shown.row, shown.text, shown.picture) == before
+    assert bytes(shown._picture.value) == shown.picture and shown._picture.layout.display is None
 
 
 def test_what_is_no_change_is_refused_at_once():
