@@ -137,7 +137,9 @@ def run_pictures(run: RunFolder) -> "dict[str, Axes]":
     day = day_of(next(path for path in (run.metrics, run.plan) if path.exists()))
     pictures = plan_pictures(plan, profile, cluster, simulate(ProgramCosts(program, profile, cluster)), day)
     report = read_report(run.report) if run.report.exists() else None
-    traces = run.read_traces()
+    traces = {
+        name: trace for name, trace in run.read_traces().items() if trace.device_names == plan.device_names
+    }
     measured: dict[str, Axes] = {}
     if MEASURED in traces and PREDICTED in traces:
         measured["predicted-and-measured"], _ = plots.predicted_and_measured(

@@ -5,7 +5,7 @@ speed; `tables`, `comparison_tables`, `largest_sizes`, `run_tables`, `plots` and
 is loaded by `plots` alone. No torch here.
 
 Others use:
-    idle_time: DeviceTime, device_times
+    idle_time: DeviceTime, device_times, exchange_words
     critical_path: Share, critical_path, shares
     speed_breakdown: speed_shares, speed_sentence
     tables: console, show, plan_table, plan_sentences, waiting_table,
@@ -19,6 +19,6 @@ Others use:
     plain_strategies: beside_others, even_split
     what_if_plans: what_if_row, with_best
     plan_explorer: PlanExplorer
-    pages: write_page, page_data, page_text, live_data
+    pages: write_page, page_data, page_text, live_data, tokens_of_sample
     plots.style: new_axes, save, strip
 """

@@ -6,7 +6,18 @@ from enum import StrEnum
 from typing import TypeVar
 
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Broadcast, Compute, Message, Norm, Reduce, Step, Transfer, incoming
+from hetpipe.program.instructions import (
+    Broadcast,
+    Compute,
+    Gather,
+    Message,
+    Norm,
+    Reduce,
+    Step,
+    Sync,
+    Transfer,
+    incoming,
+)
 from hetpipe.program.trace import Event, Trace
 
 Key = TypeVar("Key")
@@ -40,6 +51,17 @@ class DeviceTime:
     busy_s: float
     waiting_s: float
     waiting_for: dict[str, float]
+
+
+def exchange_words(events: Iterable[Event]) -> str:
+    """Return what devices do together in a step, beside their computations: what thin lines of a picture are.
+
+    >>> exchange_words([Event(0, Norm(), 0.0, 1.0), Event(0, Reduce(0, 0), 0.0, 1.0)])
+    'gradient sync, norm'
+    """
+    kinds = {type(event.instruction) for event in events}
+    words = {"gradient sync": (Sync, Reduce), "weights": (Gather, Broadcast), "norm": (Norm,)}
+    return ", ".join(word for word, of in words.items() if not kinds.isdisjoint(of))
 
 
 def cause_text(cause: Cause, where: str) -> str:

@@ -1,4 +1,4 @@
-"""Tables of plans with many pipelines: those alike are shown as one."""
+"""Tables and pictures of plans with many pipelines: those alike are shown as one."""
 
 from collections.abc import Hashable, Sequence
 
@@ -19,6 +19,27 @@ def shown_together(plan: Plan, cluster: Cluster) -> list[list[int]]:
     for number, pipeline in enumerate(plan.pipelines):
         alike.setdefault(_shape(pipeline, cluster), []).append(number)
     return list(alike.values())
+
+
+def shown_devices(plan: Plan, cluster: Cluster) -> dict[str, int]:
+    """Return the devices that have a row in a picture, each with how many others are shown by it.
+
+    They are in the order of the plan's.
+    """
+    others: dict[str, int] = {}
+    for numbers in shown_together(plan, cluster):
+        for stage in plan.pipelines[numbers[0]].stages:
+            others[stage.device] = max(len(numbers) - 1, others.get(stage.device, 0))
+    return {name: others[name] for name in plan.device_names if name in others}
+
+
+def alike(count: int) -> str:
+    """Return what is added to the name of what is shown for so many others too; nothing for none.
+
+    >>> alike(1200), alike(0)
+    (', 1,200 alike', '')
+    """
+    return f", {count:,} alike" if count else ""
 
 
 def _shape(pipeline: Pipeline, cluster: Cluster) -> Hashable:

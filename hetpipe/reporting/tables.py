@@ -19,7 +19,13 @@ from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.driver_memory import driver_sentences
 from hetpipe.reporting.idle_time import DeviceTime
-from hetpipe.reporting.many_pipelines import MANY_ROWS, MOST_WAITING, range_of, shown_together
+from hetpipe.reporting.many_pipelines import (
+    MANY_ROWS,
+    MOST_WAITING,
+    alike,
+    range_of,
+    shown_together,
+)
 from hetpipe.reporting.narrow_tables import narrow
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Figures, Plan, Stage
@@ -230,14 +236,14 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
         for index, stage in enumerate(pipeline.stages):
             device = cluster.device(stage.device)
             layers = [layer.name for layer in profile.layers[stage.start : stage.stop]]
-            alike = [plan.pipelines[number].stages[index].device for number in numbers]
+            shown = [plan.pipelines[number].stages[index].device for number in numbers]
             table.add_row(
                 f"{numbers[0]}.{index}" if several else str(index),
-                names[device.name] + (f", {len(alike) - 1:,} alike" if len(alike) > 1 else ""),
+                names[device.name] + alike(len(shown) - 1),
                 describe_layers(layers) + _recompute_words(stage) + _offload_words(stage),
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
-                range_of([predicted[name].busy for name in alike if name in predicted]),
+                range_of([predicted[name].busy for name in shown if name in predicted]),
                 f"{needs[device.name] / size:,.2f}",
                 f"{device.usable_bytes / size:,.2f}",
             )

@@ -169,3 +169,13 @@ def read_report(path: Path) -> RunReport:
 def report_text(report: RunReport) -> str:
     """Return the text of a report.json."""
     return json.dumps(report.to_json(), indent=1) + "\n"
+
+
+def read_recoveries(path: Path) -> tuple[RecoveryReport, ...]:
+    """Return what a recoveries.jsonl says was lost and let in again; none if it cannot be read."""
+    names = [entry.name for entry in dataclasses.fields(RecoveryReport)]
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return tuple(RecoveryReport(**{name: row.get(name) for name in names}) for row in rows)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ()

@@ -21,7 +21,7 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Event, Trace, chrome_trace
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
-from hetpipe.runs.run_report import DeviceReport, RecoveryReport, RunReport, StageReport, report_text
+from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, read_recoveries, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.training.evaluated import Evaluated
@@ -197,7 +197,7 @@ def _report(
         skipped_steps=measured.num_skipped,
         loss_spikes=measured.num_spikes,
         slow_devices=measured.slow,
-        recoveries=recoveries(folder),
+        recoveries=read_recoveries(folder.recoveries),
         **_held_out(measured.evaluated),
     )
 
@@ -213,17 +213,6 @@ def _held_out(evaluated: Evaluated | None) -> dict[str, Any]:
         "eval_figures": evaluated.figures,
         "best_eval_figures": evaluated.best_figures,
     }
-
-
-def recoveries(folder: RunFolder) -> tuple[RecoveryReport, ...]:
-    """Return what was lost and let in again in a run folder; none if its file cannot be read."""
-    try:
-        lines = folder.recoveries.read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-        names = [entry.name for entry in fields(RecoveryReport)]
-        return tuple(RecoveryReport(**{name: row.get(name) for name in names}) for row in rows)
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return ()
 
 
 def _stage_reports(plan: Plan, predicted: Trace, traces: Sequence[Trace]) -> tuple[StageReport, ...]:

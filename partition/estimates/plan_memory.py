@@ -1,7 +1,7 @@
 """The bytes that a plan needs on a device."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cost_model.cluster import Cluster, Device
 from cost_model.host_memory import NUM_ROOMS, WEIGHT_ROOMS, movable_bytes, room_bytes, saved_bytes_on_host
@@ -181,16 +181,48 @@ def _states_room_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     return stepped_bytes(plan, profile, device) - offloaded + moving
 
 
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """The bytes that a plan keeps in a host's memory, by what they are, and the most that may be there.
+
+    saved_bytes: what microbatches in flight keep for their backward.
+    """
+
+    state_bytes: float
+    frozen_bytes: float
+    saved_bytes: float
+    capacity_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        return self.state_bytes + self.frozen_bytes + self.saved_bytes
+
+
 def host_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, float]:
     """Return the bytes that a plan keeps in the memory of each host, by node; nodes without any left out."""
-    found: dict[str, float] = {}
+    return {node: use.total_bytes for node, use in host_uses(plan, profile, cluster).items()}
+
+
+def host_uses(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, HostUse]:
+    """Return what a plan keeps in the memory of each host, by node; nodes without any left out."""
+    found: dict[str, HostUse] = {}
     for name in plan.device_names if plan.offloads else ():
         device = cluster.device(name)
         view = profile.on(device.kind)
-        num_bytes = offloaded_bytes(plan, view, name) * view.optimizer_bytes_per_parameter_byte
-        num_bytes += sum(weights_on_host(plan, view, name).values()) + saved_on_host(plan, view, name)
-        if num_bytes:
-            found[device.node] = found.get(device.node, 0.0) + num_bytes
+        states = offloaded_bytes(plan, view, name) * view.optimizer_bytes_per_parameter_byte
+        frozen = sum(weights_on_host(plan, view, name).values())
+        saved = saved_on_host(plan, view, name)
+        if states or frozen or saved:
+            room = cluster.node_of(name).host_memory
+            before = found.get(
+                device.node, HostUse(0.0, 0.0, 0.0, room.memory_bytes if room is not None else 0.0)
+            )
+            found[device.node] = replace(
+                before,
+                state_bytes=before.state_bytes + states,
+                frozen_bytes=before.frozen_bytes + frozen,
+                saved_bytes=before.saved_bytes + saved,
+            )
     return found
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.layer_profile import LayerProfile, LayerTimes
@@ -24,6 +25,10 @@ devices = [{ kind = "fast", memory = "10 kB" }]
 name = "b"
 devices = [{ kind = "slow", memory = "10 kB" }]
 """
+HOST_CLUSTER = CLUSTER_TOML.replace(
+    'name = "a"', 'name = "a"\nhost_memory = "2 kB"\nhost_link = { bandwidth = "8 kbit/s", latency = "0 s" }'
+)
+"""The same, where the host of node a lends 2 kB of memory."""
 
 
 def check_golden(name: str, text: str) -> None:
@@ -78,6 +83,13 @@ def small_cluster(fast_bytes: float = 10000.0, slow_bytes: float = 10000.0) -> C
 def small_plan(num_samples: int = 4, in_flight: tuple[int, int] = (2, 1)) -> Plan:
     """Embeddings and the blocks on the fast device, the head on the slow one; microbatches of 1."""
     return plan_of([("a/0", 0, 3, in_flight[0]), ("b/0", 3, 4, in_flight[1])], num_samples)
+
+
+def with_states_on_the_host(plan: Plan) -> Plan:
+    """The plan with the optimizer states of its first stage in the memory of the device's host."""
+    (pipeline,) = plan.pipelines
+    stages = (replace(pipeline.stages[0], offload=("optimizer states",)), *pipeline.stages[1:])
+    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
 
 
 def plan_of(stages: Sequence[tuple[str, int, int, int]], num_samples: int, microbatch_size: int = 1) -> Plan:

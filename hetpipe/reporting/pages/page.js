@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 230, RIGHT = 70, ROW = 30, BAR = 20;
 const KINDS = {
-  forward: "forward", backward: "backward", optimizer: "optimizer step", sync: "gradient sync, norm", idle: "idle",
+  forward: "forward", backward: "backward", optimizer: "optimizer step", sync: "norm", idle: "idle",
 };
 const PARTS = {
   frozen: "frozen weights", trained: "trained weights", state: "gradients, optimizer states",
@@ -13,6 +13,7 @@ const PARTS = {
 const POLL_MS = 1000;
 
 let data = JSON.parse(document.getElementById("data").textContent);
+KINDS.sync = data.exchanges;
 const page = document.getElementById("page");
 const tip = element("div", { id: "tip", role: "status" });
 document.body.append(tip);
@@ -98,8 +99,9 @@ function facts() {
       const known = (data.series[name] || []).filter((value) => typeof value === "number");
       if (known.length) found.push(fact(`last ${title}`, short(known[known.length - 1])));
     }
-    const rate = data.tokens_per_s[steps - 1];
-    if (rate) found.push(fact("tokens/s", short(rate)));
+    for (const [name, text] of Object.entries(data.last_figures)) found.push(fact(`last held-out ${name}`, text));
+    const rate = data.rates[steps - 1];
+    if (rate) found.push(fact(data.rate, short(rate)));
   }
   return element("div", { class: "facts", id: "facts" }, ...found);
 }
@@ -218,7 +220,7 @@ function curves() {
     ["loss", data.series.loss, ""],
     ["held-out loss", data.series.eval_loss, ""],
     ...Object.entries(data.figures).map(([name, values]) => [`held-out ${name}`, values, ""]),
-    ["tokens/s, by the wall clock", data.tokens_per_s, ""],
+    [`${data.rate}, by the wall clock`, data.rates, ""],
     ["seconds of a step", data.series.step_s, " s"],
     ["learning rate", data.series.learning_rate, ""],
   ].map(([title, values, unit]) => values && curve(title, data.steps, values, unit)).filter(Boolean);

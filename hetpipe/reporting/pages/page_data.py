@@ -28,9 +28,9 @@ from hetpipe.program.instructions import (
 )
 from hetpipe.program.program_text import parse_program
 from hetpipe.program.trace import Event, Trace
-from hetpipe.reporting.idle_time import channel_of
+from hetpipe.reporting.idle_time import channel_of, exchange_words
 from hetpipe.reporting.memory_tables import memory_uses
-from hetpipe.reporting.run_tables import run_report_tables
+from hetpipe.reporting.run_tables import recovery_sentences, run_report_tables
 from hetpipe.reporting.tables import bound_sentence, device_labels, new_table, plan_sentences, plan_table
 from hetpipe.runs.run_folder import (
     DEVICE_CLOCKS,
@@ -38,10 +38,12 @@ from hetpipe.runs.run_folder import (
     PREDICTED,
     MetricsRow,
     RunFolder,
+    figure_text,
     held_out_figures,
 )
-from hetpipe.runs.run_report import RunReport, read_report
+from hetpipe.runs.run_report import RunReport, read_recoveries, read_report
 from hetpipe.simulation.simulator import simulate
+from partition.estimates.plan_memory import HostUse, host_uses
 from partition.plan import Plan
 from partition.plan_file import read_plan
 
@@ -73,7 +75,9 @@ def page_data(folder: RunFolder) -> dict[str, Any]:
         read_cluster(folder.cluster),
     )
     costs = ProgramCosts(parse_program(read_text(folder.program), plan), profile, cluster)
-    traces = folder.read_traces()
+    traces = {
+        name: trace for name, trace in folder.read_traces().items() if trace.device_names == plan.device_names
+    }
     predicted = traces.get(PREDICTED) or simulate(costs)
     report = read_report(folder.report) if folder.report.exists() else None
     shown = {PREDICTED: predicted, **{name: traces[name] for name in _TITLES if name in traces}}
@@ -85,15 +89,25 @@ def page_data(folder: RunFolder) -> dict[str, Any]:
         "stages": table_data(plan_table(plan, profile, cluster)),
         "predicted": {"step_s": predicted.makespan_s, "bubble": predicted.bubble},
         "timelines": _timelines(shown, plan, profile, cluster),
+        "exchanges": exchange_words(event for trace in shown.values() for event in trace.events),
         "memory": _memory(plan, profile, cluster, report),
         "links": table_data(_links(costs, predicted)),
-        **_results(report),
-        **live_data(folder.read_metrics(), plan.device_names, profile.sequence_length),
+        **_results(report, folder),
+        **live_data(folder.read_metrics(), plan.device_names, tokens_of_sample(folder, profile)),
     }
 
 
-def live_data(rows: Sequence[MetricsRow], devices: Sequence[str], sequence_length: int) -> dict[str, Any]:
-    """Return what changes while a run goes on: curves, figures of the last steps, what was lost."""
+def tokens_of_sample(folder: RunFolder, profile: ModelProfile) -> int:
+    """Return how many tokens a sample of a run has; 0 where it has none, such as an image."""
+    length = profile.sequence_length
+    return 0 if length == 1 or folder.image_processor.exists() else length
+
+
+def live_data(rows: Sequence[MetricsRow], devices: Sequence[str], num_tokens: int) -> dict[str, Any]:
+    """Return what changes while a run goes on: curves, figures of the last steps, what was lost.
+
+    num_tokens: of a sample; 0: rates are of samples.
+    """
     kept = _thinned(rows)
     last = rows[-LATE_STEPS:]
     return {
@@ -105,7 +119,13 @@ def live_data(rows: Sequence[MetricsRow], devices: Sequence[str], sequence_lengt
             name: [row.get(f"eval_{name}") for row in kept]
             for name in dict.fromkeys(name for row in kept for name in held_out_figures(row))
         },
-        "tokens_per_s": [_tokens(row, sequence_length) for row in kept],
+        "last_figures": {
+            name: figure_text(name, value)
+            for row in rows
+            for name, value in held_out_figures(row).items()  # the last that there is, of each
+        },
+        "rate": "tokens/s" if num_tokens else "samples/s",
+        "rates": [_rate(row, num_tokens or 1) for row in kept],
         "thinned": len(kept) < len(rows),
         "devices": _devices(last, devices),
         "notes": _notes(rows),
@@ -122,10 +142,11 @@ def table_data(table: Table) -> dict[str, Any]:
     }
 
 
-def _results(report: RunReport | None) -> dict[str, Any]:
-    """Return the tables and sentences of a run that is over; nothing of one that is not."""
+def _results(report: RunReport | None, folder: RunFolder) -> dict[str, Any]:
+    """Return the tables and sentences of a run that is over; of one that is not, what it has lost so far."""
     if report is None:
-        return {"results": [], "marks": [], "report": None}
+        lost = recovery_sentences(read_recoveries(folder.recoveries))
+        return {"results": [], "marks": lost, "report": None}
     parts = run_report_tables(report)
     return {
         "results": [table_data(part) for part in parts if isinstance(part, Table)],
@@ -197,7 +218,22 @@ def _memory(
                 else format_bytes(measured.peak_bytes),
             }
         )
-    return found
+    return found + [_host_memory(node, use) for node, use in host_uses(plan, profile, cluster).items()]
+
+
+def _host_memory(node: str, use: HostUse) -> dict[str, Any]:
+    """Return what a plan keeps in the memory of a host, as of a device."""
+    parts = ("frozen", use.frozen_bytes), ("state", use.state_bytes), ("activation", use.saved_bytes)
+    return {
+        "device": f"{node}, memory of the host",
+        "parts": [[part, value, format_bytes(value)] for part, value in parts if value],
+        "total": use.total_bytes,
+        "usable": use.capacity_bytes,
+        "peak": None,
+        "text": format_bytes(use.total_bytes),
+        "usable_text": format_bytes(use.capacity_bytes),
+        "peak_text": None,
+    }
 
 
 def _links(costs: ProgramCosts, predicted: Trace) -> Table:
@@ -252,9 +288,9 @@ def _thinned(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     ]
 
 
-def _tokens(row: MetricsRow, sequence_length: int) -> float | None:
+def _rate(row: MetricsRow, factor: int) -> float | None:
     rate = row.get("samples_per_s")
-    return rate * sequence_length if isinstance(rate, float | int) and sequence_length else None
+    return rate * factor if isinstance(rate, float | int) else None
 
 
 def _devices(rows: Sequence[MetricsRow], names: Sequence[str]) -> list[dict[str, Any]]:

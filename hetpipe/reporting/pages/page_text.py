@@ -33,6 +33,7 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
+NO_REPORT = "no report.json: the run goes on, or ended before its time"
 _ALONE = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src {}"
 )
@@ -71,8 +72,9 @@ def write_page(run: RunFolder, path: Path | None = None) -> Path:
 
     Raises: InputError if it is no run folder, one of its files is damaged, or the page cannot be written.
     """
-    path = path or run.page
-    RunFolder(path.parent).write(path, page_text(page_data(run)))
+    path, data = path or run.page, page_data(run)
+    state = NO_REPORT if data["report"] is None else ""
+    RunFolder(path.parent).write(path, page_text({**data, "state": state}))
     return path
 
 

@@ -14,118 +14,24 @@ from cost_model.layer_costs import Prices
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes
 from hetpipe.program.trace import Trace
-from hetpipe.reporting.colours import (
-    BLACK,
-    BLUE,
-    FROZEN,
-    GREEN,
-    IDLE,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-)
-from hetpipe.reporting.memory_tables import memory_uses, mostly_frozen
+from hetpipe.reporting.colours import BLACK, BLUE, INK, SKY, VERMILION
+from hetpipe.reporting.many_pipelines import alike, shown_together
+from hetpipe.reporting.plots.device_memory import memory, num_rows
 from hetpipe.reporting.plots.style import (
     BAR,
-    GIB,
-    MIB,
     STAGE_COLOURS,
     TEXT_WIDTH,
-    dot_entry,
     label_rows,
     legend_above,
     line_entry,
     new_axes,
 )
 from hetpipe.reporting.plots.timeline import gantt, stage_labels
-from hetpipe.reporting.tables import ESTIMATED, describe_device, is_estimated
-from partition.estimates.plan_memory import memory_on
+from hetpipe.reporting.tables import ESTIMATED, is_estimated
 from partition.plan import Pipeline, Plan
-
-SMALL_USE = 0.25
-"""Of the capacity: where less is used, only a part of it is drawn."""
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
     from partition.solver import Outcome
-
-
-def memory(
-    plan: Plan,
-    profile: ModelProfile,
-    cluster: Cluster,
-    ax: Axes | None = None,
-    *,
-    measured_bytes: Mapping[str, float] | None = None,
-) -> Axes:
-    """Draw the memory of each device, term by term, against its capacity; measured peaks as dots.
-
-    At the right stands what is needed of what a plan may fill. Where that is a small part of the capacity on
-    all devices, the picture ends soon after it, and says so.
-    """
-    names = plan.device_names
-    ax = ax or new_axes(height=1.3 + 0.45 * len(names))
-    terms = (
-        ("parameters", "parameter_bytes", BLUE),
-        ("gradients", "gradient_bytes", SKY),
-        ("optimizer", "optimizer_bytes", GREEN),
-        ("activations in flight", "saved_bytes", ORANGE),
-        ("boundary buffers", "boundary_bytes", YELLOW),
-        ("workspace", "workspace_bytes", PURPLE),
-    )
-    frozen = memory_uses(plan, profile, cluster) if mostly_frozen(profile) else {}
-    needs = {name: memory_on(plan, profile, cluster.device(name)) for name in names}
-    peaks_bytes = {name: bytes_ for name, bytes_ in (measured_bytes or {}).items() if name in names}
-    shown_bytes, is_cut = _memory_axis(
-        max(*(need.total_bytes for need in needs.values()), *peaks_bytes.values(), 0.0),
-        max(cluster.device(name).memory_bytes for name in names),
-    )
-    small = shown_bytes < 2 * GIB
-    has_driver = any(cluster.device(name).driver_bytes for name in names)
-    unit = MIB if small else GIB
-    for row, name in enumerate(names):
-        device = cluster.device(name)
-        need = needs[name]
-        used = f"{format_bytes(need.total_bytes)} of {format_bytes(device.usable_bytes)}"
-        ax.text(1.01, row, used, va="center", fontsize=8, color=INK, transform=ax.get_yaxis_transform())
-        ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
-        usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
-        driver = device.driver_bytes / unit
-        ax.barh(row, driver, BAR, usable, color=IDLE, hatch="...", edgecolor="#AAAAAA", linewidth=0)
-        ax.barh(row, reserve, BAR, usable + driver, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)
-        start = 0.0
-        for _, field, colour in terms:
-            width = getattr(need, field) / unit
-            ax.barh(row, width, BAR * 0.8, start, color=colour, linewidth=0)
-            start += width
-        if frozen:  # the first part of the parameters
-            ax.barh(row, frozen[name].frozen_bytes / unit, BAR * 0.8, color=FROZEN, linewidth=0)
-    legend = [(colour, label) for label, _, colour in terms] + [
-        (IDLE, "driver (dots), reserve" if has_driver else "reserve")
-    ]
-    if frozen:
-        legend[:1] = [(FROZEN, "frozen parameters"), (BLUE, "trained parameters")]
-    dots = []
-    if peaks_bytes:
-        peaks = [peak / unit for peak in peaks_bytes.values()]
-        rows = [names.index(name) for name in peaks_bytes]
-        ax.plot(peaks, rows, "o", color=VERMILION, markeredgecolor="white", zorder=3)
-        dots = [dot_entry(VERMILION, "measured peak")]
-    label_rows(ax, [f"{name}  {describe_device(cluster.device(name))}" for name in names])
-    ax.set_xlim(0, shown_bytes / unit if is_cut else None)
-    end = "devices have far more than is drawn" if is_cut else "frame: capacity"
-    ax.set_xlabel(f"{'MiB' if small else 'GiB'} ({end})")
-    legend_above(ax, legend, num_columns=4, more=dots)
-    return ax
-
-
-def _memory_axis(used_bytes: float, capacity_bytes: float) -> tuple[float, bool]:
-    """Return how many bytes are drawn, and whether that is less than a device has."""
-    if used_bytes > SMALL_USE * capacity_bytes or not used_bytes:
-        return capacity_bytes, False
-    return 1.15 * used_bytes, True
 
 
 def partition_bars(
@@ -140,11 +46,13 @@ def partition_bars(
     """Draw where the cuts are: each layer as wide as its time, coloured by device or kind.
 
     One row per pipeline, with its share of the samples, plans in the order given (an even split above for
-    contrast); times are those of one sample, forward and backward. Colours stand for devices, or for kinds
-    where these are too many; narrow stages go without a name. beside: devices of another such picture, in
-    which those of this one are to have the same colours; end_s: end of the time axis.
+    contrast); of many pipelines one row for all alike. Times are those of one sample, forward and backward.
+    Colours stand for devices, or for kinds where these are too many; narrow stages go without a name. beside:
+    devices of another such picture, in which those of this one are to have the same colours; end_s: end of
+    the time axis.
     """
-    rows = [(plan, pipeline) for plan in plans for pipeline in plan.pipelines]
+    groups = [(plan, numbers) for plan in plans for numbers in shown_together(plan, cluster)]
+    rows = [plan.pipelines[numbers[0]] for plan, numbers in groups]
     ax = ax or new_axes(height=1.0 + 0.62 * len(rows))
     prices = Prices(profile)
     names = sorted({name for plan in plans for name in plan.device_names})
@@ -156,17 +64,11 @@ def partition_bars(
         name: f"{name} ({ESTIMATED})" if is_estimated(profile, kind) else name for name, kind in kinds.items()
     }
     colours = {name: STAGE_COLOURS[shown.index(key) % len(STAGE_COLOURS)] for name, key in keys.items()}
-    seconds = [_layers_s(pipeline, prices, cluster) for _, pipeline in rows]
+    seconds = [_layers_s(pipeline, prices, cluster) for pipeline in rows]
     widest = end_s or max(sum(map(sum, stages)) for stages in seconds)
-    for row, (_, pipeline) in enumerate(rows):
+    for row, pipeline in enumerate(rows):
         _pipeline_bar(ax, row, pipeline, seconds[row], texts, colours, widest)
-    counts: dict[str, int] = {}
-    labels = []
-    for plan, pipeline in rows:
-        number = counts[plan.strategy] = counts.get(plan.strategy, -1) + 1
-        shares = f", pipeline {number}\n{pipeline.num_samples} of {plan.global_batch_size} samples"
-        labels.append(plan.strategy + (shares if len(plan.pipelines) > 1 else ""))
-    label_rows(ax, labels)
+    label_rows(ax, [_pipeline_label(plan, numbers) for plan, numbers in groups])
     ax.set_xlim(0, widest)
     ax.set_xlabel("seconds for one sample, forward and backward, on the stage's device")
     entries = {key: (colours[name], key) for name, key in keys.items()}
@@ -195,6 +97,14 @@ def _layers_s(pipeline: Pipeline, prices: Prices, cluster: Cluster) -> list[list
         for stage in pipeline.stages
         for device in [cluster.device(stage.device)]
     ]
+
+
+def _pipeline_label(plan: Plan, numbers: Sequence[int]) -> str:
+    """Return strategy, number and samples of a pipeline, and how many more its row stands for."""
+    if len(plan.pipelines) == 1:
+        return plan.strategy
+    shares = f"{plan.pipelines[numbers[0]].num_samples} of {plan.global_batch_size} samples"
+    return f"{plan.strategy}, pipeline {numbers[0]}\n{shares}{alike(len(numbers) - 1)}"
 
 
 def _pipeline_bar(
@@ -317,12 +227,14 @@ def overview(
         outcome.plan for outcome in outcomes if outcome.strategy == "gpipe-even" and outcome.plan is not None
     ]
     bars = [*even, plan]
-    rows = sum(len(plan.pipelines) for plan in bars), len(outcomes), *2 * [len(plan.device_names)]
+    labels = stage_labels(plan, profile, cluster)
+    num_bars = sum(len(shown_together(each, cluster)) for each in bars)
+    rows = num_bars, len(outcomes), num_rows(plan, profile, cluster), len(labels)
     heights = [1.2 + 0.45 * count for count in rows]
     figure = Figure(figsize=(9.0, sum(heights)), layout=ConstrainedLayoutEngine(hspace=0.06))
     cuts, speed, filled, step = figure.subplots(4, 1, height_ratios=heights)
     partition_bars(bars, profile, cluster, cuts)
     speedups(outcomes, ax=speed)
     memory(plan, profile, cluster, filled)
-    gantt(trace, step, labels=stage_labels(plan, profile, cluster))
+    gantt(trace, step, labels=labels)
     return cuts, speed, filled, step

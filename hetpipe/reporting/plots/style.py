@@ -19,6 +19,8 @@ MIB, GIB = 2**20, 2**30
 ROW, BAR = 1.0, 0.76
 TEXT_WIDTH = 0.011
 """Share of the axis that a microbatch number of one digit needs."""
+DPI, MOST_PIXELS = 160, 2**15
+"""Dots an inch of a PNG, less where one side would have more pixels than this: few programs open it then."""
 
 
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
@@ -27,7 +29,8 @@ def save(figure: Figure, path: Path) -> tuple[Path, Path]:
     Text in the SVG is text, which can be searched and edited; the same figure gives the same file.
     """
     png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
-    figure.savefig(png, dpi=160, bbox_inches="tight", facecolor="white")
+    dpi = min(DPI, MOST_PIXELS / max(figure.get_size_inches()))
+    figure.savefig(png, dpi=dpi, bbox_inches="tight", facecolor="white")
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hetpipe"}):
         figure.savefig(svg, bbox_inches="tight", facecolor="white", metadata={"Date": None})
     return png, svg

@@ -1,6 +1,6 @@
 """Pictures of a step: predicted, measured, beside an even split."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,9 +8,11 @@ from matplotlib.figure import Figure
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
 from cost_model.units import format_seconds
-from hetpipe.program.instructions import Compute, Exchange, Pass, Reduce, Step, Sync
+from hetpipe.program.instructions import Compute, Exchange, Pass, Step
 from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.colours import BACKWARD, BLACK, FORWARD, IDLE, INK, OPTIMIZER, SYNC
+from hetpipe.reporting.idle_time import exchange_words
+from hetpipe.reporting.many_pipelines import alike, shown_devices
 from hetpipe.reporting.plots.style import (
     BAR,
     ROW,
@@ -25,28 +27,37 @@ from hetpipe.reporting.plots.style import (
 from hetpipe.reporting.tables import device_labels
 from partition.plan import Plan
 
+Labels = Sequence[str] | Mapping[int, str]
+"""Of the rows of a step: of all ranks, or by rank of those that are drawn."""
+
 
 def gantt(
     trace: Trace,
     ax: Axes | None = None,
     *,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     end_s: float | None = None,
     legend: bool = True,
 ) -> Axes:
     """Draw a step, a row per device: forwards light, backwards dark, idle grey with its share at the right.
 
-    labels: of the rows, the device names if left out; end_s: end of the time axis.
+    labels: of the rows, the device names if left out; by rank, those ranks alone are drawn. end_s: end of the
+    time axis.
     """
-    ax = ax or new_axes(height=1.3 + 0.42 * len(trace.device_names))
-    names = trace.device_names
+    rows = _rows(trace, labels)
+    ax = ax or new_axes(height=1.3 + 0.42 * len(rows))
     end_s = end_s or trace.makespan_s
     right_of_axes = ax.get_yaxis_transform()
-    for row in range(len(names)):
-        _gantt_row(ax, trace, row, end_s, y=row * ROW)
-        idle = f"{1 - trace.busy_s(row) / trace.makespan_s:.0%} idle"
+    events: dict[int, list[Event]] = {rank: [] for rank in rows}
+    for event in trace.events:
+        if event.rank in events:
+            events[event.rank].append(event)
+    for row, rank in enumerate(rows):
+        ax.barh(row * ROW, trace.makespan_s, BAR, color=IDLE, linewidth=0)
+        _gantt_row(ax, events[rank], end_s, y=row * ROW)
+        idle = f"{1 - trace.busy_s(rank) / trace.makespan_s:.0%} idle"
         ax.text(1.01, row * ROW, idle, va="center", fontsize=8, color=INK, transform=right_of_axes)
-    label_rows(ax, list(labels or names))
+    label_rows(ax, list(rows.values()))
     ax.set_xlim(0, end_s)
     ax.set_xlabel("seconds")
     if legend:
@@ -54,9 +65,13 @@ def gantt(
     return ax
 
 
-def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> None:
-    ax.barh(y, trace.makespan_s, BAR, color=IDLE, linewidth=0)
-    for event in (entry for entry in trace.events if entry.rank == rank):
+def _rows(trace: Trace, labels: Labels | None) -> dict[int, str]:
+    """Return the labels of the rows that are drawn, by rank, from the top down."""
+    return dict(labels) if isinstance(labels, Mapping) else dict(enumerate(labels or trace.device_names))
+
+
+def _gantt_row(ax: Axes, events: Iterable[Event], end_s: float, y: float) -> None:
+    for event in events:
         instruction, width = event.instruction, event.duration_s
         if isinstance(instruction, Compute):
             forward = instruction.op is Pass.FORWARD
@@ -75,12 +90,11 @@ def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> Non
 
 def _entries(events: Iterable[Event]) -> list[tuple[str, str]]:
     """Return what a legend says of the colours of a step."""
-    has_sync = any(isinstance(event.instruction, Sync | Reduce) for event in events)
     return [
         (FORWARD, "forward"),
         (BACKWARD, "backward"),
         (OPTIMIZER, "optimizer step"),
-        (SYNC, "gradient sync, norm" if has_sync else "norm"),
+        (SYNC, exchange_words(events)),
         (IDLE, "idle"),
     ]
 
@@ -89,7 +103,7 @@ def predicted_and_measured(
     predicted: Trace,
     measured: Trace,
     *,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     device_clocks: Trace | None = None,
     median_s: float | None = None,
 ) -> tuple[Axes, Axes]:
@@ -113,8 +127,8 @@ def beside_even(
     even: Trace,
     trace: Trace,
     *,
-    even_labels: Sequence[str] | None = None,
-    labels: Sequence[str] | None = None,
+    even_labels: Labels | None = None,
+    labels: Labels | None = None,
 ) -> tuple[Axes, Axes]:
     """Draw the step of an even split above that of a plan, on one time axis, with the seconds of both."""
     above, below = _above_each_other([even, trace], [even_labels, labels])
@@ -128,9 +142,9 @@ def beside_even(
     return above, below
 
 
-def _above_each_other(traces: Sequence[Trace], labels: Sequence[Sequence[str] | None]) -> list[Axes]:
+def _above_each_other(traces: Sequence[Trace], labels: Sequence[Labels | None]) -> list[Axes]:
     """Draw steps on one time axis, each with a line where it ends."""
-    rows = [len(trace.device_names) for trace in traces]
+    rows = [len(_rows(trace, texts)) for trace, texts in zip(traces, labels, strict=True)]
     figure = Figure(figsize=(9.0, 0.8 + 0.4 * len(rows) + 0.42 * sum(rows)), layout="constrained")
     axes = list(figure.subplots(len(traces), 1, sharex=True, height_ratios=rows))
     end_s = max(trace.makespan_s for trace in traces)
@@ -150,6 +164,14 @@ def _errors_text(predicted_s: float, last_s: float, median_s: float | None) -> s
     return text if median_s is None else f"{text}, the median; drawn is the last, {format_seconds(last_s)}"
 
 
-def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """Return labels for the rows of a gantt: device, speed and layers."""
-    return ["\n".join(lines) for lines in device_labels(plan, profile, cluster)]
+def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[int, str]:
+    """Return labels for the rows of a gantt, by rank: device, speed and layers.
+
+    Of many pipelines, those alike have the rows of one of them, with how many more there are.
+    """
+    shown, ranks = shown_devices(plan, cluster), plan.device_names
+    return {
+        rank: f"{device}{alike(shown[ranks[rank]])}\n{layers}"
+        for rank, (device, layers) in enumerate(device_labels(plan, profile, cluster))
+        if ranks[rank] in shown
+    }

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from cost_model.cluster import Cluster
@@ -11,7 +12,9 @@ from cost_model.profile import ModelProfile
 from cost_model.units import format_seconds
 from hetpipe.reporting.colours import BLUE, GREEN, INK, SKY, VERMILION
 from hetpipe.reporting.expense_tables import SAMPLES, WhatIfRow, money_of_samples
-from hetpipe.reporting.plots.plans import longest_s, memory, partition_bars
+from hetpipe.reporting.many_pipelines import shown_together
+from hetpipe.reporting.plots.device_memory import memory, num_rows
+from hetpipe.reporting.plots.plans import longest_s, partition_bars
 from hetpipe.reporting.plots.style import BAR, label_rows, legend_above, line_entry, new_axes
 
 
@@ -23,7 +26,7 @@ def what_if(rows: Sequence[WhatIfRow], ax: Axes | None = None) -> Axes:
     """
     ax = ax or new_axes(height=1.3 + 0.4 * len(rows))
     today_s = rows[0].step_s
-    reach = 0.0
+    reach, has_bound = 0.0, False
     for row, changed in enumerate(rows):
         figures = changed.plan.predicted if changed.plan is not None else None
         if changed.plan is None or figures is None:
@@ -37,7 +40,7 @@ def what_if(rows: Sequence[WhatIfRow], ax: Axes | None = None) -> Axes:
         if figures.bound_s:
             end = unit / figures.bound_s
             ax.plot([end, end], [row - BAR / 2, row + BAR / 2], color=VERMILION, linewidth=1.5, zorder=4)
-            reach = max(reach, end)
+            reach, has_bound = max(reach, end), True
         text = f"step {format_seconds(figures.step_s)}"
         money = money_of_samples(changed.plan, changed.expenses) if changed.expenses else None
         if money is not None:
@@ -48,8 +51,10 @@ def what_if(rows: Sequence[WhatIfRow], ax: Axes | None = None) -> Axes:
     if today_s is not None:
         ax.axvline(1, color=INK, linewidth=0.8, linestyle=":", zorder=0)
     ax.set_xlabel("predicted samples a second" if today_s is None else "predicted speed; 1 is today's")
-    legend = [(BLUE, "today"), (GREEN, "faster"), (SKY, "slower")]
-    legend_above(ax, legend, more=[line_entry(VERMILION, "no plan on these devices is faster")])
+    drawn = {to_hex(bar.get_facecolor()).upper() for bar in ax.patches}
+    legend = [each for each in ((BLUE, "today"), (GREEN, "faster"), (SKY, "slower")) if each[0] in drawn]
+    bound = [line_entry(VERMILION, "no plan on these devices is faster")] if has_bound else []
+    legend_above(ax, legend, more=bound)
     return ax
 
 
@@ -70,8 +75,8 @@ def changed_plan(
         for (name, row), cluster in zip(rows.items(), clusters, strict=False)
         if row.plan is not None
     ]
-    heights = [1.2 + 0.4 * len(rows), *(1.1 + 0.5 * len(plan.pipelines) for plan, _ in drawn)]
-    heights += [1.3 + 0.45 * len(plan.device_names) for plan, _ in drawn[-1:]]
+    heights = [1.2 + 0.4 * len(rows), *(1.1 + 0.5 * len(shown_together(*each)) for each in drawn)]
+    heights += [1.3 + 0.45 * num_rows(plan, profile, of) for plan, of in drawn[-1:]]
     figure = Figure(figsize=(9.0, sum(heights)), layout="constrained")
     axes = tuple(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     what_if([replace(row, change=name) for name, row in rows.items()], axes[0])

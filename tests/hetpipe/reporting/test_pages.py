@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from hetpipe import cli
 from hetpipe.reporting.pages import live_data, page_data, page_text, write_page
 from hetpipe.reporting.pages.page_data import MOST_POINTS
+from hetpipe.reporting.pages.page_text import NO_REPORT
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.simulation.schedule_selection import lower
 from partition.plan_file import plan_text, read_plan
 from run_folders import add_steps, made_up_run
+from small_case import HOST_CLUSTER, plan_of, small_plan, small_profile, with_states_on_the_host
 
 SVG = "http://www.w3.org/2000/svg"
 
@@ -79,6 +83,54 @@ def test_a_run_that_goes_on_has_a_page_too(tmp_path: Path):
     assert [each["title"] for each in data["timelines"]] == ["predicted"]
 
 
+def test_a_page_of_a_run_without_report_says_so_and_what_it_lost(tmp_path: Path):
+    run = made_up_run(tmp_path / "run", ended=False)
+    lost = {"kind": "killed", "error": "rank 1", "noticed_after_s": 0.5, "again_s": 9.0, "after_step": 7}
+    run.write(run.recoveries, json.dumps({**lost, "from_step": 5, "where": "b/0", "devices": ["a/0"]}) + "\n")
+    data = data_in(write_page(run).read_text())
+    assert data["state"] == NO_REPORT
+    (told,) = data["marks"]
+    assert told.startswith("losses: 1, noticed after 0.5 s, trained again after 9.0 s; 2 steps were done")
+    assert data_in(write_page(made_up_run(run.path)).read_text())["state"] == ""
+
+
+def test_steps_of_devices_of_another_plan_are_not_drawn(run: RunFolder):
+    plan = plan_of([("a/0", 0, 4, 1)], 3)
+    run.write(run.plan, plan_text(plan))
+    run.write(run.program, lower(plan, small_profile(), read_cluster(run.cluster)).text)
+    assert [each["title"] for each in page_data(run)["timelines"]] == ["predicted"]
+
+
+def test_rates_are_of_samples_where_these_have_no_tokens(run: RunFolder):
+    add_steps(run, 1)
+    data = page_data(run)
+    assert (data["rate"], data["rates"]) == ("tokens/s", [32.0])
+    run.write(run.image_processor, "{}")
+    data = page_data(run)
+    assert (data["rate"], data["rates"]) == ("samples/s", [4.0])
+
+
+def test_the_last_figures_of_held_out_samples_are_said_as_the_command_line_does(run: RunFolder):
+    add_steps(run, 1, eval_loss=2.0, eval_f1=0.25, eval_s=1.0)
+    add_steps(run, 1, eval_loss=1.0, eval_f1=0.5, eval_bleu=23.456, eval_s=1.0)
+    add_steps(run, 1)
+    data = page_data(run)
+    assert data["last_figures"] == {"f1": "50.00%", "bleu": "23.46"}
+    assert data["figures"] == {"f1": [0.25, 0.5, None], "bleu": [None, 23.456, None]}
+
+
+def test_memory_of_a_host_has_a_row_of_its_own(run: RunFolder):
+    run.write(run.cluster, HOST_CLUSTER)
+    plan = with_states_on_the_host(small_plan(num_samples=3))
+    run.write(run.plan, plan_text(plan))
+    run.write(run.program, lower(plan, small_profile(), read_cluster(run.cluster)).text)
+    *devices, host = page_data(run)["memory"]
+    assert [each["device"] for each in devices] == ["a/0", "b/0"]
+    assert (host["device"], host["usable"], host["peak"]) == ("a, memory of the host", 2000.0, None)
+    assert [part for part, _, _ in host["parts"]] == ["state"]
+    assert host["total"] == 2 * (400 - 40 + 200 + 200)  # of AdamW; 40 bytes of the embeddings are not trained
+
+
 def test_steps_of_another_plan_do_not_count_as_busy(run: RunFolder):
     add_steps(run, 5, busy_s=[1.0, 1.0, 1.0])
     assert live_data(run.read_metrics(), ["a/0", "b/0"], 8)["devices"] == []
@@ -98,7 +150,7 @@ def test_long_runs_keep_what_stands_out(run: RunFolder):
     assert found["thinned"]
     assert {count + 1, count + 2, count + 4} <= set(found["steps"])
     assert len(found["steps"]) <= MOST_POINTS + 4
-    assert found["tokens_per_s"][0] == 32.0
+    assert (found["rate"], found["rates"][0]) == ("tokens/s", 32.0)
     assert any("1 of" in note and "stood out" in note for note in found["notes"])
     assert any("1 of" in note and "changed nothing" in note for note in found["notes"])
 

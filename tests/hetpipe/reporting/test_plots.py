@@ -277,10 +277,10 @@ def test_save_writes_png_and_svg(tmp_path: Path):
 
 def test_labels_say_device_and_layers():
     plan: Plan = small_plan()
-    assert plots.stage_labels(plan, small_profile(), small_cluster()) == [
-        "a/0  fast\nembeddings, block0-1",
-        "b/0  slow (estimated)\nhead",
-    ]
+    assert plots.stage_labels(plan, small_profile(), small_cluster()) == {
+        0: "a/0  fast\nembeddings, block0-1",
+        1: "b/0  slow (estimated)\nhead",
+    }
 
 
 def test_the_same_figure_is_the_same_svg_and_pages_are_a_pdf(tmp_path: Path):

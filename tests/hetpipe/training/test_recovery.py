@@ -20,11 +20,10 @@ from cost_model.profile import profile_text
 from hetpipe import cli
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.run_report import read_report
+from hetpipe.runs.run_report import read_recoveries, read_report
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import WorkerLostError
 from hetpipe.simulation.prediction import Prediction
-from hetpipe.training.rank_results import recoveries
 from hetpipe.training.recovery import Recovery
 from hetpipe.training.run import train_predicted, verified_prediction
 from runs import chain_plan, cluster_file, made_up_profile, made_up_profile_of
@@ -379,11 +378,11 @@ def test_each_restart_is_noted_and_no_step_is_counted_as_repeated_twice(tmp_path
     found.restart(lost(rank=-1), None)
     found.restart(lost(rank=-1), None)
     found.finish()
-    rows = recoveries(found.folder)
+    rows = read_recoveries(found.folder.recoveries)
     assert [row.steps_repeated for row in rows] == [4, 0]
     assert [row.again_s for row in rows] == [None, None]
     found.folder.recoveries.write_text("torn")
-    assert recoveries(found.folder) == ()
+    assert read_recoveries(found.folder.recoveries) == ()
 
 
 def test_restarts_without_progress_end(tmp_path):
