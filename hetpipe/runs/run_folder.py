@@ -196,6 +196,11 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
+    def remove_results(self) -> None:
+        """Remove what a run before told of its steps, which are not those of the next, or of its plan."""
+        for path in (self.report, self.trace, self.page):
+            path.unlink(missing_ok=True)
+
     def read_metrics(self) -> tuple[MetricsRow, ...]:
         """Return the objects of metrics.jsonl, a step each, without a last line that a crash cut off."""
         if not self.metrics.exists():

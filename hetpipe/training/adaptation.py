@@ -7,6 +7,7 @@ from typing import Any
 
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.units import format_seconds
+from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport, read_report, report_text
 from hetpipe.simulation.prediction import Prediction
@@ -75,6 +76,7 @@ class Adaptation:
             return report
         report = replace(report, slow_devices=tuple(self._heard))
         folder.write(folder.report, report_text(report))
+        write_page(folder)
         return report
 
     @property

@@ -102,6 +102,7 @@ def prepare(
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         _keep_metrics(folder, done)
+        folder.remove_results()
         if not own_data:
             for told in prepare_data(folder, task_settings, vocabulary, plan=prediction.plan):
                 tell(told)

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
+from hetpipe.reporting.pages import page_data
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
@@ -142,6 +144,21 @@ def test_steps_after_the_checkpoint_are_not_counted_twice(finished, tmp_path):
     assert folder.metrics.read_text() == lines[0]
     prepare(folder, SETTINGS, cluster, PROFILE, verified_prediction(SETTINGS, cluster, PROFILE, PLAN))
     assert folder.metrics.read_text() == ""
+
+
+def test_what_is_told_of_a_run_before_does_not_outlive_the_start_of_the_next(finished, tmp_path):
+    """Else one that is killed under another plan would show the steps of the plan before as its own."""
+    folder = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+    told = (folder.report, folder.trace, folder.page)
+    assert all(path.exists() for path in told)
+    resumed = replace(SETTINGS, steps=5, resume_from=str(folder.checkpoints / "step-000003"))
+    cluster, other = cluster_file(tmp_path), chain_plan(MODEL, [0, 4, 8], 4)
+    prediction = verified_prediction(resumed, cluster, PROFILE, other)
+    prepare(folder, resumed, cluster, PROFILE, prediction, tell=lambda told: None)
+    assert not any(path.exists() for path in told)
+    data = page_data(folder)
+    assert data["report"] is None and data["steps"] == [1, 2, 3]
+    assert [len(each["labels"]) for each in data["timelines"]] == [2]
 
 
 def test_a_plan_for_another_model_is_refused_before_anything_is_written(tmp_path):
