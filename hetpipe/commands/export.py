@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint of one.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, RUN/best of one with held-out data, or a checkpoint.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make.")],
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge adapters into the weights of their base.")
@@ -30,17 +32,13 @@ def export_command(
 ) -> None:
     """Write a checkpoint as a folder that transformers loads, adapters as one that peft loads."""
     check_empty(output, "another -o")
-    if not run.is_dir():
-        raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
+    source = _source(run)
     from transformers.utils import logging
 
     from hetpipe.data.chat_template import read_template, write_for_transformers
     from hetpipe.training import checkpoint, checkpoint_weights
 
     logging.disable_progress_bar()
-    source = checkpoint.latest(RunFolder(run).checkpoints) if checkpoint.holds_run(run) else run
-    if source is None:
-        raise InputError(f"{run}: holds no complete checkpoint; train without --no-save, to the end")
     manifest = checkpoint.read_manifest(source)
     if manifest.lora is not None:
         _export_adapters(source, manifest, output, merge=merge)
@@ -62,6 +60,32 @@ def export_command(
         print_json({"checkpoint": str(source), "step": manifest.step, "folder": str(output)})
     else:
         typer.echo(f"wrote step {manifest.step} of {manifest.model} to {output}")
+
+
+def _source(run: Path) -> Path:
+    """Return the checkpoint that is asked for: one itself, the newest of a run, or its best.
+
+    Raises: InputError if there is none.
+    """
+    from hetpipe.training import checkpoint
+    from hetpipe.training.resumption import is_best
+
+    if is_best(str(run)) and checkpoint.holds_run(run.parent):
+        best = checkpoint.best(RunFolder(run.parent).checkpoints)
+        if best is None:
+            raise InputError(
+                f"{run}: no checkpoint of {run.parent} was held against other data (--eval-data); give "
+                f"{run.parent}"
+            )
+        return best
+    if not run.is_dir():
+        raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
+    if not checkpoint.holds_run(run):
+        return run
+    newest = checkpoint.latest(RunFolder(run).checkpoints)
+    if newest is None:
+        raise InputError(f"{run}: holds no complete checkpoint; train without --no-save, to the end")
+    return newest
 
 
 def _write_ends_of_texts(source: Path, manifest: "Manifest", output: Path) -> None:

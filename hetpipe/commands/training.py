@@ -379,12 +379,18 @@ def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[s
     if source is None:
         return ["model: not kept (--no-save)"]
     from hetpipe.training import checkpoint
+    from hetpipe.training.resumption import BEST
 
     manifest = checkpoint.read_manifest(source)
     done, name = manifest.step, "my-model" if manifest.lora is None else "my-adapter"
     trained = folder.read_metrics()
     why = "" if trained and trained[-1]["step"] == done else ": --no-save"
-    return [
+    told = [
         f"model: {source}{'' if done == steps else f' (step {done} of {steps}{why})'}",
         f"next: hetpipe export {shlex.quote(str(folder.path))} -o {name}",
     ]
+    best = checkpoint.best(folder.checkpoints)
+    if best is not None and best != source:
+        of = shlex.quote(str(folder.path / BEST))
+        told.append(f"better when held out was {best.name}: hetpipe export {of} -o {name}")
+    return told

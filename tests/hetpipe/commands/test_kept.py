@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import checkpoints
 import user_tasks
@@ -214,6 +216,31 @@ def test_a_plain_run_keeps_a_model_that_can_be_exported(hetpipe, run):
 
 
 @pytest.mark.slow
+def test_what_was_best_when_held_out_is_named_and_exported(hetpipe, run):
+    hetpipe.write("train.txt", "to be or not to be, that is the question. " * 400)
+    hetpipe.write("held.txt", "whether it is nobler in the mind to suffer the slings and arrows. " * 20)
+    learning = "--learning-rate 0.05 --warmup-steps 0 --decay constant --clip-norm 1e30"
+    result = run(f"--steps 9 {learning} --data train.txt --eval-data held.txt --eval-every 1 --keep 1 -q")
+    assert result.code == 0, result.err
+    folder = RunFolder(Path("runs/bert-tiny-001"))
+    losses = {row["step"]: row["eval_loss"] for row in folder.read_metrics()}
+    step = min(losses, key=lambda each: losses[each])
+    assert step < 9
+    export = "hetpipe export runs/bert-tiny-001/best -o best"
+    assert (
+        f"better when held out was step-{step:06d}: {export.replace('-o best', '-o my-model')}" in result.out
+    )
+    assert hetpipe(export.removeprefix("hetpipe ")).code == 0
+    expected = model_spec(MODEL).build()
+    checkpoint_weights.load_weights(folder.checkpoints / f"step-{step:06d}", expected)
+    found = load_file(hetpipe.folder / "best" / "model.safetensors")
+    name, weight = max(expected.named_parameters(), key=lambda named: named[1].numel())
+    assert torch.equal(found[name], weight)
+    assert hetpipe("export runs/bert-tiny-001 -o end").code == 0
+    assert not torch.equal(load_file(hetpipe.folder / "end" / "model.safetensors")[name], weight)
+
+
+@pytest.mark.slow
 def test_no_save_keeps_none_and_export_says_so(hetpipe, run):
     result = run("--steps 1 --no-save")
     assert result.code == 0, result.err
@@ -225,6 +252,8 @@ def test_no_save_keeps_none_and_export_says_so(hetpipe, run):
     assert refused.err == (
         "error: runs/bert-tiny-001: holds no complete checkpoint; train without --no-save, to the end\n"
     )
+    best = hetpipe("export runs/bert-tiny-001/best -o my-model")
+    assert best.code == 2 and "no checkpoint of runs/bert-tiny-001 was held against other data" in best.err
     nothing = run("--steps 2 --resume runs/bert-tiny-001")
     assert nothing.code == 2
     assert "nothing to resume: no complete checkpoint in runs/bert-tiny-001; did it run" in nothing.err
