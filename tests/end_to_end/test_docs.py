@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,17 @@ def test_relative_links_lead_to_files_and_headings(page):
         path = (page.parent / name).resolve() if name else page
         assert path.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(path), f"{page.name}: {target} is no heading"
+
+
+@pages
+def test_tables_have_a_head_and_rows_of_as_many_cells(page):
+    lines = without_code(page.read_text(encoding="utf-8")).splitlines()
+    for is_table, group in groupby(lines, lambda line: line.startswith("|")):
+        if not is_table:
+            continue
+        rows = list(group)
+        assert re.fullmatch(r"\|(?: ?:?-+:? ?\|)+", "".join(rows[1:2])), f"{page.name}: {rows[0]}"
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1, f"{page.name}: {rows[0]}"
 
 
 @pages
