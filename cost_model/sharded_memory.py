@@ -1,6 +1,6 @@
 """The bytes of a device whose step goes layer by layer, since gradients, or weights too, are sharded."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -66,6 +66,7 @@ def sharded_memory(
     is_away: Callable[[Piece], bool],
     is_summed_once: Callable[[Piece], bool] = lambda _: False,
     is_shared: Callable[[Piece], bool] = lambda _: True,
+    is_fetched: Callable[[Piece], bool] = lambda _: True,
     *,
     together: int = 0,
 ) -> DeviceMemory:
@@ -77,6 +78,7 @@ def sharded_memory(
 
     is_away: whether a piece is shared, and owned by another device. is_summed_once: whether its gradients are
     summed at the end of the step alone, and are there until then. is_shared: whether any other device has it.
+    is_fetched: whether its weights are sharded, where those of some are.
     together: the samples that pass each layer together; 0 where microbatches pass the stage one by one.
     """
     layers = range(stage.start, stage.stop)
@@ -85,17 +87,21 @@ def sharded_memory(
     away = {piece for layer in layers for piece in pieces[layer]} - mine
     kept = sum(piece.num_bytes for piece in mine)
     resident = held_bytes(profile, layers)
-    if sharding is Sharding.WEIGHTS:
-        resident -= sum(piece.num_bytes for piece in away)
+    fetched = {piece for piece in away if sharding is Sharding.WEIGHTS and is_fetched(piece)}
+    resident -= sum(piece.num_bytes for piece in fetched)
     late = {piece for piece in away if is_summed_once(piece)}
-    used = {layer: [piece for piece in pieces[layer] if piece in away - late] for layer in layers}
+    made = {layer: [piece for piece in pieces[layer] if piece in away - late] for layer in layers}
+    wanted = {layer: [piece for piece in pieces[layer] if piece in fetched] for layer in layers}
     summed = {
         layer for layer in layers if any(is_shared(piece) for piece in pieces[layer] if piece not in late)
     }
     saved = _saved_together(profile, stage, together) if together else _saved_bytes(profile, stage)
     all_at_once = together > 0 and stage.num_microbatches == stage.in_flight
     once = stage.num_microbatches == 1 or all_at_once
-    moments = _moments(profile, stage, sharding, used, summed, saved, once=once)
+    fewer = None
+    if stage.in_flight > 1 and not together:
+        fewer = _saved_bytes(profile, replace(stage, in_flight=stage.in_flight - 1))[-1]
+    moments = _moments(profile, stage, wanted, made, summed, saved, fewer, once=once)
     worst = max(moments, key=lambda moment: moment.total)
     return DeviceMemory(
         parameter_bytes=resident + worst.weights,
@@ -110,35 +116,45 @@ def sharded_memory(
 def _moments(
     profile: ModelProfile,
     stage: StageShape,
-    sharding: Sharding,
-    away: dict[int, list[Piece]],
+    wanted: Mapping[int, Sequence[Piece]],
+    made: Mapping[int, Sequence[Piece]],
     summed: Container[int],
     saved: Sequence[float],
+    fewer: float | None,
     *,
     once: bool,
 ) -> Iterator[_Moment]:
     """Yield what is there while each layer works, in a forward and in a backward of the last in flight.
 
-    summed: the layers whose backward a sum follows, which waits for the sum before it. saved: by layer. once:
-    whether the layers go back once in a step.
+    Where microbatches in flight pass one by one forwards and backwards also follow their like: then the
+    weights that come next are those of the other end. fewer: what is saved at the end of such a forward; None
+    where there is none.
+
+    wanted, made: by layer, what it fetches, and what gradients it makes for others. summed: the layers whose
+    backward a sum follows, which waits for the sum before it. saved: by layer. once: whether the layers go
+    back once in a step.
     """
     first = max(stage.start, profile.first_trained)
     passes = [(layer, False) for layer in range(stage.start, stage.stop)]
     passes += [(layer, True) for layer in reversed(range(first, stage.stop))]
-    fetches = sharding is Sharding.WEIGHTS
-    last: list[Piece] = []
+    last: Sequence[Piece] = []
     if first < stage.stop and not once:
-        last = away[first][-1:]  # of the microbatch before
+        last = made[first][-1:]  # of the microbatch before
     for (layer, is_backward), (following, _) in pairwise([*passes, passes[0]]):
-        made = away[layer] if is_backward else []
-        yield _Moment(
-            weights=_bytes((*away[layer], *away[following])) if fetches else 0.0,
-            gradients=_bytes((*made, *last)),
+        moment = _Moment(
+            weights=_bytes((*wanted[layer], *wanted[following])),
+            gradients=_bytes((*(made[layer] if is_backward else ()), *last)),
             saved=saved[layer - stage.start],
             workspace=profile.layers[layer].workspace_at(stage.microbatch_size),
         )
+        yield moment
+        if fewer is not None and is_backward and layer == first:
+            yield replace(moment, weights=_bytes((*wanted[layer], *wanted[stage.stop - 1])))
+        if fewer is not None and not is_backward and layer + 1 == stage.stop:
+            weights = _bytes((*wanted[layer], *wanted[stage.start]))
+            yield replace(moment, weights=weights, saved=fewer)
         if is_backward and layer in summed:
-            last = made[-1:]  # none of a layer of this device's own, whose sum takes no room
+            last = made[layer][-1:]  # none of a layer of this device's own, whose sum takes no room
 
 
 def _bytes(pieces: Iterable[Piece]) -> float:

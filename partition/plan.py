@@ -16,7 +16,7 @@ from cost_model.dtypes import (
 )
 from cost_model.errors import InputError
 from cost_model.memory import segments
-from cost_model.sharding import Sharding
+from cost_model.sharding import Sharding, check_levels, check_owners
 from cost_model.strict_files import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
@@ -208,6 +208,7 @@ class Plan:
     zero: which of a layer's states, gradients and weights are on one device only (`sharding`). state_owners:
     that device by layer; None leaves it open (`partition.estimates.optimizer_sharding`), and then memory
     counts them on all.
+    layer_zero: the same by layer, from 1 to zero; None where it is zero for all.
     gradient_dtype: in which gradients travel where devices sum them (`GRADIENT_DTYPES`).
     """
 
@@ -220,6 +221,7 @@ class Plan:
     zero: int = 0
     state_owners: tuple[str, ...] | None = None
     gradient_dtype: str = FLOAT32
+    layer_zero: tuple[int, ...] | None = None
     predicted: Figures | None = None
     profile_sha256: str | None = None
     cluster_sha256: str | None = None
@@ -238,10 +240,12 @@ class Plan:
         check_gradient_dtype(self.gradient_dtype)
         if self.zero not in list(Sharding):
             raise InputError(f"zero is {self.zero}; 0, 1, 2 and 3 are known")
+        if self.layer_zero is not None:
+            check_levels(self.layer_zero, self.zero, self.num_layers)
         if self.sharding.by_layer:
             self._check_by_layer()
         if self.state_owners is not None:
-            self._check_state_owners(self.state_owners)
+            check_owners(self.state_owners, self.zero, self.num_layers, self.layers_of)
 
     def _check_by_layer(self) -> None:
         """Check what a step needs that goes layer by layer, in the same order on all devices of a layer."""
@@ -268,25 +272,6 @@ class Plan:
                         f"{what}, and layers {list(stage.layers)} of {stage.device!r} are recomputed several "
                         "at once; a step goes layer by layer then: give segment_layers 1"
                     )
-                if self.sharding is Sharding.WEIGHTS and len(pipeline.stages) > 1:
-                    raise InputError(
-                        f"{what}, and a pipeline has {len(pipeline.stages)} stages; weights are sharded "
-                        "between pipelines of one stage: give zero 2"
-                    )
-
-    def _check_state_owners(self, owners: tuple[str, ...]) -> None:
-        if not self.zero:
-            raise InputError("state_owners is for sharded states; write zero 1, 2 or 3, or leave it out")
-        if len(owners) != self.num_layers:
-            raise InputError(
-                f"state_owners names {len(owners)} devices, the plan has {self.num_layers} layers; name one "
-                "for each layer"
-            )
-        for layer, name in enumerate(owners):
-            if layer not in self.layers_of(name):
-                raise InputError(
-                    f"state_owners[{layer}] is {name!r}, which does not hold that layer; name one that does"
-                )
 
     @property
     def num_layers(self) -> int:
@@ -304,6 +289,15 @@ class Plan:
         So it is where a step goes layer by layer, and no pipeline has more than one stage.
         """
         return self.sharding.by_layer and all(len(pipeline.stages) == 1 for pipeline in self.pipelines)
+
+    def sharding_of(self, layer: int) -> Sharding:
+        """Return what of one layer only its owner keeps."""
+        return Sharding(self.zero if self.layer_zero is None else self.layer_zero[layer])
+
+    @cached_property
+    def fetches_apart(self) -> bool:
+        """Whether each device fetches weights for itself; else all of a layer do together, in one order."""
+        return self.sharding is Sharding.WEIGHTS and any(len(each.stages) > 1 for each in self.pipelines)
 
     @property
     def gradient_share(self) -> float:
@@ -371,6 +365,7 @@ class Plan:
         """Return the plan as in plan.json; derived figures only where they are known."""
         known = {
             "state_owners": self.state_owners,
+            "layer_zero": self.layer_zero,
             "gradient_dtype": None if self.gradient_dtype == FLOAT32 else self.gradient_dtype,
             "predicted": self.predicted and self.predicted.to_json(),
             "profile_sha256": self.profile_sha256,

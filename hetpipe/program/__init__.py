@@ -10,7 +10,7 @@ Others use:
     instructions: Program, Schedule, Instruction, Compute, Transfer, Sync, Norm, Step, Broadcast, Bucket,
         Reduce, Gather, Round, Exchange, Pass, Direction, Message, incoming, outgoing
     program_text: parse_instruction, parse_program
-    layer_rounds: awaited_rounds, dropped_weights, buckets_by_layer
+    layer_rounds: awaited_rounds, dropped_weights, buckets_by_layer, is_fetched, visit_fetches
     lowering: lower_as
     gradient_buckets: gradient_buckets, with_collectives
     sync_starts: inner_syncs, after_layer_s, layers_reached

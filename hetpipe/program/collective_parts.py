@@ -99,7 +99,9 @@ def meetings(program: Program, *, on_host: bool) -> Meetings:
                 yield from (part for part in sums[entry.bucket] if rank in part.group.ranks)
             elif isinstance(entry, Reduce):
                 yield sums[entry.bucket][0]
-            elif isinstance(entry, Broadcast | Gather):
+            elif isinstance(entry, Broadcast) or (
+                isinstance(entry, Gather) and not program.plan.fetches_apart
+            ):
                 yield back[entry.bucket]
 
     found: dict[Group, dict[int, list[Part]]] = defaultdict(dict)

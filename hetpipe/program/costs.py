@@ -13,7 +13,7 @@ from cost_model.layer_costs import Prices
 from cost_model.network import FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
-from hetpipe.program.instructions import Compute, Pass, Program, Reduce, Round, Transfer
+from hetpipe.program.instructions import Compute, Gather, Pass, Program, Reduce, Round, Transfer
 from hetpipe.program.sync_starts import after_layer_s
 from partition.estimates.host_moves import plan_step_s, saved_moves_s, stage_visits, weight_moves_s
 from partition.estimates.plan_memory import host_bytes, memory_on, stepped_bytes
@@ -180,7 +180,18 @@ class ProgramCosts:
         return {rank: due[self.device_names[rank]] for rank in entry.ranks}
 
     def round_due(self, free_at: FreeAt, entry: Round, ready_s: Mapping[int, float]) -> dict[int, float]:
-        """Return when a REDUCE or a GATHER is over for each rank, given when each was ready (by rank)."""
+        """Return when a REDUCE or a GATHER is over for each rank, given when each was ready (by rank).
+
+        A GATHER of a rank alone is one message from the owner.
+        """
+        if isinstance(entry, Gather) and self.program.plan.fetches_apart:
+            bucket = self.program.buckets[entry.bucket]
+            assert bucket.state_owner is not None
+            owner, num_bytes = self.device_names[bucket.state_owner], self._parameter_bytes(entry.bucket)
+            return {
+                rank: reserve(free_at, self.network.route(owner, self.device_names[rank]), at_s, num_bytes)
+                for rank, at_s in ready_s.items()
+            }
         due = self.sync_due if isinstance(entry, Reduce) else self.broadcast_due
         return due(free_at, entry.bucket, ready_s)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from cost_model.collectives import Collective
 from cost_model.profile import ModelProfile
+from cost_model.sharding import Sharding
 from partition.plan import Pipeline, Plan, Stage
 
 FORMAT = "hetpipe.program/1"
@@ -160,7 +161,9 @@ class Reduce:
 class Gather:
     """A start of fetching a bucket's weights from the owner, for the next computations that use them.
 
-    It waits until all GATHERs but one before it on the rank are over; then the rank goes on.
+    It waits until all GATHERs but one before it on the rank are over; then the rank goes on. All ranks of the
+    bucket fetch together, in the same rounds; under `Plan.fetches_apart` each one for itself, as often as it
+    needs them, and the owner has none.
     """
 
     bucket: int
@@ -171,7 +174,7 @@ class Gather:
 
 
 Round = Reduce | Gather
-"""A collective of one bucket that comes several times in a step."""
+"""What moves a bucket several times in a step."""
 
 Exchange = Sync | Norm | Broadcast | Reduce | Gather
 """An instruction in which several ranks take part at once."""
@@ -260,6 +263,15 @@ class Program:
 
     def stage(self, instruction: Compute | Transfer) -> Stage:
         return self.pipeline(instruction).stages[instruction.stage]
+
+    def sharding_of(self, bucket: int) -> Sharding:
+        """Return what of a bucket only its owner keeps."""
+        return self.plan.sharding_of(self.buckets[bucket].layers[0])
+
+    def ranks_in(self, entry: Round, rank: int) -> tuple[int, ...]:
+        """Return the ranks that take part in a round of a rank: it alone in a GATHER of its own."""
+        apart = isinstance(entry, Gather) and self.plan.fetches_apart
+        return (rank,) if apart else self.buckets[entry.bucket].ranks
 
     def samples(self, instruction: Compute | Transfer) -> int:
         """Return how many samples the instruction's microbatch has."""

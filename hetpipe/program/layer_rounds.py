@@ -4,6 +4,9 @@ All devices of a layer take part in each of its rounds, those with fewer microba
 or fetch what they do not use. So every rank has the list of the pipeline with most microbatches, of which it
 computes its own, and the rounds of a bucket have one order on all of its ranks.
 
+Forwards and backwards of a pipeline with stages come in an order of its own, for which no peer may have to
+wait: there each device but the owner fetches for itself (`Plan.fetches_apart`), when it needs the weights.
+
 Weights are fetched one computation ahead; those of the layer that comes next anyway are kept:
 
     GATHER0.0 GATHER1.0 0F0@0 GATHER2.0 0F0@1 0F0@2 GATHER1.1 0B0@2 REDUCE2.0 GATHER0.1 0B0@1 ...
@@ -14,7 +17,7 @@ Where the model is in one stage, the microbatches in flight pass each layer toge
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -60,7 +63,8 @@ def _num_turns(plan: Plan, pipeline: int) -> int:
 def num_reduced(program: Program) -> list[int]:
     """Return the rounds in which each bucket's gradients are summed: as many as a rank's backwards take.
 
-    One for weights that are tied between stages: a later stage would wait for an earlier one's backward.
+    One for those that are `is_summed_once`: of weights that are tied between stages a later one would wait
+    for an earlier one's backward.
     """
     found = [0] * len(program.buckets)
     for place in program.plan.places.values():
@@ -74,10 +78,22 @@ def num_reduced(program: Program) -> list[int]:
 
 
 def is_summed_once(program: Program, bucket: int) -> bool:
-    """Return whether a bucket (its index) is of weights that are tied between different stages."""
+    """Return whether a bucket (its index) is summed at the end of the step alone.
+
+    Those of which only states are sharded, and weights that are tied between different stages.
+    """
     held = program.buckets[bucket]
+    if program.sharding_of(bucket) is Sharding.STATES:
+        return True
     names = (program.device_names[rank] for rank in held.ranks)
     return held.tied and any(not set(held.layers) <= set(program.plan.layers_of(name)) for name in names)
+
+
+def is_fetched(program: Program, bucket: int, rank: int) -> bool:
+    """Return whether a rank has GATHERs of a bucket (its index)."""
+    if program.sharding_of(bucket) is not Sharding.WEIGHTS:
+        return False
+    return not program.plan.fetches_apart or rank != program.buckets[bucket].state_owner
 
 
 def _trained(program: Program, index: int, stage: int) -> range:
@@ -96,6 +112,23 @@ def buckets_by_layer(program: Program, rank: int) -> dict[int, list[int]]:
     return found
 
 
+def visit_fetches(program: Program, times: Callable[[int, int], int]) -> dict[int, list[int]]:
+    """Return the buckets that each rank fetches for visits of its layers outside of a step.
+
+    times: (pipeline, layer) -> how often it is visited.
+    """
+    found: dict[int, list[int]] = {}
+    for rank, ((index, stage),) in enumerate(program.plan.places.values()):
+        of_layer = buckets_by_layer(program, rank)
+        found[rank] = [
+            bucket
+            for layer in range(*program.plan.pipelines[index].stages[stage].layers)
+            for bucket in of_layer[layer] * times(index, layer)
+            if is_fetched(program, bucket, rank)
+        ]
+    return found
+
+
 class _Rounds:
     """The making of one rank's list; owns how many rounds of each bucket it has."""
 
@@ -106,15 +139,18 @@ class _Rounds:
         self._of_layer = buckets_by_layer(program, rank)
         self._mine = sorted({bucket for buckets in self._of_layer.values() for bucket in buckets})
         self._once = {bucket for bucket in self._mine if is_summed_once(program, bucket)}
-        self._fetches = program.plan.sharding is Sharding.WEIGHTS
+        self._fetched = {bucket for bucket in self._mine if is_fetched(program, bucket, rank)}
         self._reduced: Counter[int] = Counter()
         self._gathered: Counter[int] = Counter()
 
     def of(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
         turns = list(self._turns((*instructions, *self._without_samples())))
         own = self._program.plan.pipelines[self._pipeline].num_microbatches
-        layers = [turn[0].layer for turn in turns if not isinstance(turn, Transfer)]
-        uses = [self._of_layer[layer] for layer in layers if layer is not None]
+        firsts = [turn[0] for turn in turns if not isinstance(turn, Transfer)]
+        uses = [self._of_layer[entry.layer] for entry in firsts if entry.layer is not None]
+        wanted = [[bucket for bucket in used if bucket in self._fetched] for used in uses]
+        if self._program.plan.fetches_apart:  # for what it computes alone
+            wanted = wanted[: sum(entry.microbatch < own for entry in firsts)]
         slot, due = 0, list[Reduce]()
         for turn in turns:
             if due and not (isinstance(turn, Transfer) and turn.direction is Direction.SEND):
@@ -123,9 +159,8 @@ class _Rounds:
             if isinstance(turn, Transfer):
                 yield turn
                 continue
-            if self._fetches:
-                yield from self._fetched([], uses[0]) if slot == 0 else ()
-                yield from self._fetched(uses[slot], uses[slot + 1]) if slot + 1 < len(uses) else ()
+            yield from self._gathers([], wanted[0]) if slot == 0 and wanted else ()
+            yield from self._gathers(wanted[slot], wanted[slot + 1]) if slot + 1 < len(wanted) else ()
             yield from (entry for entry in turn if entry.microbatch < own)
             if turn[0].op is Pass.BACKWARD:
                 due = list(self._summed(bucket for bucket in uses[slot] if bucket not in self._once))
@@ -155,7 +190,7 @@ class _Rounds:
             for layer in range(*self._held.layers) if is_forward else reversed(trained):
                 yield [replace(entry, layer=layer) for entry in computations]
 
-    def _fetched(self, held: Sequence[int], wanted: Sequence[int]) -> Iterator[Gather]:
+    def _gathers(self, held: Sequence[int], wanted: Sequence[int]) -> Iterator[Gather]:
         for bucket in wanted:
             if bucket not in held:
                 yield Gather(bucket, self._gathered[bucket])

@@ -174,14 +174,14 @@ def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> li
 def parameter_broadcasts(program: Program, rank: int) -> tuple[Broadcast, ...]:
     """Return the broadcasts in which a rank takes part, in order of the buckets.
 
-    None where weights are sharded: they are fetched when they are needed.
+    None of weights that are sharded: they are fetched when they are needed.
     """
-    if program.plan.sharding is Sharding.WEIGHTS:
-        return ()
     return tuple(
         Broadcast(index)
         for index, bucket in enumerate(program.buckets)
-        if bucket.state_owner is not None and rank in bucket.ranks
+        if bucket.state_owner is not None
+        and rank in bucket.ranks
+        and program.sharding_of(index) is not Sharding.WEIGHTS
     )
 
 

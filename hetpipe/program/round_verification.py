@@ -4,9 +4,8 @@ from collections import Counter
 from itertools import pairwise
 
 from cost_model.errors import InputError
-from cost_model.sharding import Sharding
 from hetpipe.program.instructions import Compute, Gather, Pass, Program, Reduce
-from hetpipe.program.layer_rounds import buckets_by_layer, is_summed_once
+from hetpipe.program.layer_rounds import buckets_by_layer, is_fetched, is_summed_once
 
 
 def verify_rounds(program: Program) -> None:
@@ -21,17 +20,17 @@ def verify_rounds(program: Program) -> None:
                 if not 0 <= entry.bucket < len(program.buckets):
                     raise InputError(f"rank {rank} has {entry}, and there are {len(program.buckets)} buckets")
                 numbers.setdefault((type(entry), entry.bucket), {}).setdefault(rank, []).append(entry.round)
-    expected = [Reduce, Gather][: max(0, program.plan.zero - Sharding.STATES)]
     for kind in (Reduce, Gather):
         for index, bucket in enumerate(program.buckets):
             found = numbers.get((kind, index), {})
-            if set(found) != (set(bucket.ranks) if kind in expected else set()):
+            if set(found) != _expected(program, kind, index):
                 raise InputError(
                     f"bucket {index} of ranks {list(bucket.ranks)} has a {kind.__name__.upper()} on ranks "
                     f"{sorted(found)} under zero {program.plan.zero}; lower the plan again"
                 )
-            counts = {rank: len(rounds) for rank, rounds in found.items()}
-            if len(set(counts.values())) > 1 or any(r != list(range(len(r))) for r in found.values()):
+            together = kind is Reduce or not program.plan.fetches_apart
+            counts = {len(rounds) for rounds in found.values()}
+            if (together and len(counts) > 1) or any(r != list(range(len(r))) for r in found.values()):
                 raise InputError(
                     f"bucket {index} has rounds {found} of {kind.__name__.upper()} by rank; each rank must "
                     "have the same, in order; lower the plan again"
@@ -41,12 +40,18 @@ def verify_rounds(program: Program) -> None:
             _verify_rank(program, rank)
 
 
+def _expected(program: Program, kind: type[Reduce] | type[Gather], bucket: int) -> set[int]:
+    """Return the ranks that have rounds of a kind of a bucket."""
+    ranks = program.buckets[bucket].ranks if program.plan.sharding.by_layer else ()
+    return {rank for rank in ranks if kind is Reduce or is_fetched(program, bucket, rank)}
+
+
 def _verify_rank(program: Program, rank: int) -> None:
     of_layer = buckets_by_layer(program, rank)
     added: Counter[int] = Counter()  # backwards of each bucket that no REDUCE has taken yet
     last: dict[int, Compute] = {}  # the same, the last of them
     live: dict[int, bool] = {}  # fetched buckets, and whether they were used
-    fetches, together = program.plan.sharding is Sharding.WEIGHTS, program.plan.breadth_first
+    together = program.plan.breadth_first
     computations = [entry for entry in program.ranks[rank] if isinstance(entry, Compute)]
     following = dict(pairwise(computations))
     before: Compute | None = None
@@ -60,9 +65,10 @@ def _verify_rank(program: Program, rank: int) -> None:
             if entry.layer is None:
                 raise InputError(f"rank {rank} has {entry} of a whole stage, under zero {program.plan.zero}")
             used = of_layer[entry.layer]
-            if fetches and (missing := [bucket for bucket in used if bucket not in live]):
+            fetched = [bucket for bucket in used if is_fetched(program, bucket, rank)]
+            if missing := [bucket for bucket in fetched if bucket not in live]:
                 raise InputError(f"rank {rank} has {entry} before the GATHER of bucket {missing[0]}")
-            live.update(dict.fromkeys(used, True))
+            live.update(dict.fromkeys(fetched, True))
             if entry.op is Pass.BACKWARD:
                 same = before is not None and (before.op, before.layer) == (entry.op, entry.layer)
                 if not (together and same):

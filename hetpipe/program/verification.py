@@ -224,11 +224,13 @@ def verify_order(program: Program, gpus: Sequence[bool] = ()) -> None:
     for rank, instructions in enumerate(program.ranks):
         syncs = [index for index, bucket in enumerate(program.buckets) if rank in bucket.ranks]
         tail = [entry for entry in instructions if isinstance(entry, Sync | Norm | Step | Broadcast)]
-        broadcasts = [Broadcast(index) for index in syncs if program.buckets[index].state_owner is not None]
+        broadcasts = [
+            Broadcast(index)
+            for index in syncs
+            if program.sharding_of(index) in (Sharding.STATES, Sharding.GRADIENTS)
+        ]
         if program.plan.sharding.by_layer:
             syncs = []
-        if program.plan.sharding is Sharding.WEIGHTS:
-            broadcasts = []
         if tail != [*map(Sync, syncs), Norm(), Step(), *broadcasts]:
             raise InputError(
                 f"rank {rank} ends in {' '.join(map(str, tail))}; SYNCs in order, NORM, STEP, and broadcasts "
@@ -250,7 +252,7 @@ def verify_order(program: Program, gpus: Sequence[bool] = ()) -> None:
             while position[rank] < len(instructions):
                 entry = instructions[position[rank]]
                 rounds = awaited[rank].get(position[rank], ())
-                if any(joined[each] != set(program.buckets[each.bucket].ranks) for each in rounds):
+                if any(not joined[each].issuperset(program.ranks_in(each, rank)) for each in rounds):
                     break
                 if isinstance(entry, Reduce | Gather):
                     joined[entry].add(rank)

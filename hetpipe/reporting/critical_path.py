@@ -205,7 +205,7 @@ class _Path:
             held_up = max(rounds, key=lambda event: event.end_s, default=None)
             if held_up is None:
                 break
-            members = [e for events in self._rounds for e in events if e.instruction == held_up.instruction]
+            members = self._members(held_up)
             late = max(members, key=lambda event: event.start_s)
             if late.start_s >= self._time:
                 break
@@ -216,6 +216,12 @@ class _Path:
             place = bisect_right(self._computes[rank], self._time, key=lambda event: event.end_s) - 1
             ended_s = self._computes[rank][place].end_s if place >= 0 else self._begin
         return rank
+
+    def _members(self, event: Event) -> list[Event]:
+        """Return the events of all ranks of a round; of a GATHER for one rank its own alone."""
+        assert isinstance(event.instruction, Reduce | Gather)
+        ranks = self._costs.program.ranks_in(event.instruction, event.rank)
+        return [e for rank in ranks for e in self._rounds[rank] if e.instruction == event.instruction]
 
     def _ended(self, rank: int) -> float:
         return self._computes[rank][-1].end_s if self._computes[rank] else self._begin
@@ -236,10 +242,14 @@ class _Path:
             index -= 1
             sent = self._sends.get(awaited(event.instruction, self._costs))
             before = self._computes[rank][index].end_s if index >= 0 else self._begin
-            if sent is None or sent.end_s <= before:
-                if self._rounds[rank] and (other := self._through_rounds(rank, before)) != rank:
+            come_s = before if sent is None else max(before, sent.end_s)
+            if self._rounds[rank] and self._time - come_s > self._shortest:
+                came_to_s, other = self._time, self._through_rounds(rank, come_s)
+                if other != rank or self._time < came_to_s:
                     rank = other
                     index = bisect_right(self._computes[rank], self._time, key=lambda each: each.end_s) - 1
+                    continue
+            if sent is None or sent.end_s <= before:
                 continue
             self._spend(Cause.OTHER, "", sent.end_s)
             sent = self._walk_messages(sent)

@@ -139,7 +139,11 @@ def _waits(
                 else:
                     sent_s = max(free, min(sent.start_s, event.start_s))
                     yield _wait(Cause.COMPUTE, costs.device_names[sent.rank], sent_s - free)
-                    yield _wait(Cause.MESSAGE, channel_of(costs, sent), event.start_s - sent_s)
+                    come_s = event.start_s
+                    if event.instruction.layer is not None:  # which waits for its weights, too
+                        come_s = max(sent_s, min(sent.end_s, event.start_s))
+                    yield _wait(Cause.MESSAGE, channel_of(costs, sent), come_s - sent_s)
+                    yield _wait(Cause.GATHER, "", event.start_s - come_s)
             case Reduce():
                 yield _wait(Cause.REDUCE, "", event.start_s - free)
                 free = max(free, event.start_s)

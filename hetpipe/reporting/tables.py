@@ -184,7 +184,8 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     ]
     text = f"{plan.strategy}: {plan.model}, {plan.global_batch_size} samples a step, {', '.join(parts)}"
     if plan.zero:
-        text += f", {plan.sharding.words} sharded (ZeRO-{plan.zero})"
+        levels = "/".join(map(str, sorted(set(plan.layer_zero or (plan.zero,)))))
+        text += f", {plan.sharding.words} sharded (ZeRO-{levels}{' by layer' * bool(plan.layer_zero)})"
     if plan.predicted is None:
         return text
     kinds = {cluster.device(name).kind for name in plan.device_names}

@@ -90,8 +90,8 @@ class Board:
 
         The last to join reserves its messages, as in the simulator.
         """
-        row, members = self._rows[collective], self._members(collective)
-        if not self._local.issuperset(members):
+        row, members = self._rows[collective], self._members(collective, rank)
+        if not self._local.issuperset(self._touched(collective, members)):
             return
         with self._lock():
             self._ready[row, rank] = ready_s
@@ -113,11 +113,20 @@ class Board:
             for member, end in due.items():
                 self._collective_due[row, member] = end
 
-    def _members(self, collective: Exchange) -> Sequence[int]:
+    def _members(self, collective: Exchange, rank: int) -> Sequence[int]:
         program = self._costs.program
         if isinstance(collective, Norm):
             return range(len(program.ranks))
+        if isinstance(collective, Reduce | Gather):
+            return program.ranks_in(collective, rank)
         return program.buckets[collective.bucket].ranks
+
+    def _touched(self, collective: Exchange, members: Sequence[int]) -> Sequence[int]:
+        """Return the ranks between which data moves: the owner is none of those that join a GATHER of one."""
+        if not isinstance(collective, Gather):
+            return members
+        owner = self._costs.program.buckets[collective.bucket].state_owner
+        return members if owner is None else (*members, owner)
 
     def collective_due_s(self, collective: Exchange, rank: int) -> float:
         """Return when a rank has the sum; the real collective must be over: then all have joined.

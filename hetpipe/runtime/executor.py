@@ -25,6 +25,7 @@ from hetpipe.program.instructions import (
     Sync,
     Transfer,
 )
+from hetpipe.program.layer_rounds import visit_fetches
 from hetpipe.program.trace import Event
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.forward_runner import ForwardRunner
@@ -113,6 +114,8 @@ class Executor:
         Raises: InputError if a layer's result would depend on the plan; see `check_repeatable`.
         """
         self.prepare()
+        if isinstance(self._sync, LayerSync):
+            self._sync.serve(visit_fetches(self._program, self._rehearsals))
         for index, pipeline in enumerate(self._program.plan.pipelines):
             for place, stage in enumerate(pipeline.stages):
                 if self._program.rank_of(index, place) != self._rank:
@@ -126,6 +129,11 @@ class Executor:
                     at_hand = None if self._rounds is None else self._rounds.at_hand
                     self._stages.rehearse(compute, data, carried, layer_names, at_hand)
         self.prepare()
+
+    def _rehearsals(self, pipeline: int, layer: int) -> int:
+        """Return how often a layer is rehearsed: its check, its forward, and its backward if it has one."""
+        each = 3 if layer >= self._program.first_trained else 2
+        return each * len(self._rehearsed(self._program.plan.pipelines[pipeline]))
 
     def _rehearsed(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Return the microbatches that are rehearsed: the first; one of each size where that is compiled."""
@@ -160,6 +168,8 @@ class Executor:
         totals = torch.zeros(3, dtype=torch.float64)
         scale = None if self.loss_scale is None else self.loss_scale.value
         self._stages.loss_scale = scale
+        if self._rounds is not None:
+            self._rounds.begin()
         self._pace.step = step
         self._pace.start_step(start_s)
         for index, instruction in enumerate(self._program.ranks[self._rank]):
@@ -213,7 +223,7 @@ class Executor:
         return ForwardRunner(
             self._program, self._rank, stages=self._stages, transport=self._transport,
             boundaries=self._boundaries, wires=self._wires,
-            fetched=self._sync.fetched if isinstance(self._sync, LayerSync) and self._sync.fetches else None,
+            sync=self._sync if isinstance(self._sync, LayerSync) and self._sync.fetches else None,
         )  # fmt: skip
 
     def close(self) -> None:

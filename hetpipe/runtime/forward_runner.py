@@ -1,7 +1,7 @@
 """The runner of one rank's forwards alone, over the channels of its training: the loss of other samples."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch import Tensor
 from hetpipe.models.mixed_precision import travels_in
 from hetpipe.program.forward_only import finished_sends, forward_only
 from hetpipe.program.instructions import Compute, Direction, Pass, Program, Transfer
+from hetpipe.program.layer_rounds import visit_fetches
+from hetpipe.runtime.layer_sync import LayerSync
 from hetpipe.runtime.stage_runner import Microbatch, Seen, StageRunner
 from hetpipe.runtime.transport import TensorShape, Transport
 
@@ -30,13 +32,13 @@ class ForwardRunner:
         transport: Transport,
         boundaries: Callable[[int, Microbatch], tuple[TensorShape, ...]],
         wires: Sequence[torch.dtype] = (),
-        fetched: Callable[[int], AbstractContextManager[None]] | None = None,
+        sync: LayerSync | None = None,
     ) -> None:
         """Look up the list; the rest as for `hetpipe.runtime.executor.Executor`.
 
-        fetched: the context in which the weights of a layer are here; None where they always are.
+        sync: of weights that are sharded; None where all are here.
         """
-        self._fetched = fetched
+        self._sync = sync
         self._program = program
         self._rank = rank
         self._stages = stages
@@ -52,8 +54,11 @@ class ForwardRunner:
 
         seen: is given the outputs of each of its microbatches, and these.
         """
-        if self._fetched is not None:
-            return self._loss_by_layer(microbatch, self._fetched, seen)
+        if self._sync is not None and not self._program.plan.fetches_apart:
+            return self._loss_by_layer(microbatch, self._sync, seen)
+        if self._sync is not None:
+            pipelines = self._program.plan.pipelines
+            self._sync.serve(visit_fetches(self._program, lambda index, _: pipelines[index].num_microbatches))
         kept: dict[_Place, tuple[Tensor, ...]] = {}
         for index, instruction in enumerate(self._list):
             for send in self._over.get(index, ()):
@@ -76,7 +81,7 @@ class ForwardRunner:
     def _loss_by_layer(
         self,
         microbatch: Callable[[int, int], Microbatch],
-        fetched: Callable[[int], AbstractContextManager[None]],
+        sync: LayerSync,
         seen: Seen | None,
     ) -> float:
         """Return the same where all ranks fetch each layer for as many microbatches as any of them has."""
@@ -86,7 +91,7 @@ class ForwardRunner:
         for number in range(max(each.num_microbatches for each in plan.pipelines)):
             entering: tuple[Tensor, ...] = ()
             for layer in range(plan.num_layers):
-                with fetched(layer):
+                with sync.fetched(layer):
                     if number < own:
                         compute = Compute(Pass.FORWARD, pipeline, stage, number, layer)
                         data = microbatch(pipeline, number)
@@ -108,9 +113,20 @@ class ForwardRunner:
             else:
                 entering = self._transport.receive(Transfer(Direction.RECV, compute.op, *place))
         data = microbatch(compute.pipeline, compute.microbatch)
-        made = self._stages.evaluate(compute, data, entering, seen)
+        made = self._evaluated(compute, data, entering, seen)
         if made:
             kept[place[0], place[1] + 1, place[2]] = made
+
+    def _evaluated(
+        self, compute: Compute, data: Microbatch, entering: tuple[Tensor, ...], seen: Seen | None
+    ) -> tuple[Tensor, ...]:
+        """Return what leaves a stage, gone through layer by layer where weights are fetched."""
+        if self._sync is None:
+            return self._stages.evaluate(compute, data, entering, seen)
+        for layer in range(*self._program.stage(compute).layers):
+            with self._sync.fetched(layer):
+                entering = self._stages.evaluate(replace(compute, layer=layer), data, entering, seen)
+        return entering
 
     def _post(self, receive: Transfer, microbatch: Callable[[int, int], Microbatch]) -> None:
         program, boundary = self._program, receive.boundary

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,12 +16,13 @@ from cost_model.sharding import Sharding
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.collective_parts import Group, broadcast_part, sum_parts
 from hetpipe.program.instructions import Broadcast, Bucket, Gather, Program, Reduce, Round
-from hetpipe.program.layer_rounds import buckets_by_layer
+from hetpipe.program.layer_rounds import buckets_by_layer, is_fetched
 from hetpipe.runtime.collectives import begin, open_groups
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.gradient_sync import bucket_names, check_shared
 from hetpipe.runtime.host_staging import Staging, room_on_host
 from hetpipe.runtime.peer_errors import PeerTimeout
+from hetpipe.runtime.served_weights import ServedWeights
 
 
 @dataclass(slots=True)
@@ -99,6 +100,9 @@ class LayerSync:
             self._staging,
             timedelta(seconds=timeout_s),
         )
+        self._served = (
+            ServedWeights(program, rank, timeout_s, self._staging) if program.plan.fetches_apart else None
+        )
         self._of_layer = buckets_by_layer(program, rank)
         self._held: dict[int, _Held] = {}
         for index, bucket in enumerate(program.buckets):
@@ -118,14 +122,17 @@ class LayerSync:
     @torch.no_grad()
     def _settle_weights(self) -> None:
         """Put the weights of each bucket into one piece of memory; where sharded, owned ones alone."""
-        for held in self._held.values():
-            if self.fetches and not held.is_owner:
+        for index, held in self._held.items():
+            if self._is_sharded(index) and not held.is_owner:
                 self._let_go(held)
                 continue
             held.weights = held.empty()
             for value, part in zip(held.members, held.views(held.weights), strict=True):
                 part.copy_(value)
                 value.data = part
+
+    def _is_sharded(self, bucket: int) -> bool:
+        return self._program.sharding_of(bucket) is Sharding.WEIGHTS
 
     def _warm_up(self) -> None:
         """Sum a first number in each group, so that it is open before the first step."""
@@ -172,6 +179,19 @@ class LayerSync:
         for value in held.members:
             value.grad = None
 
+    def serve(self, fetches: Mapping[int, Iterable[int]]) -> None:
+        """Hand in the weights that this rank owns for fetches that come: of buckets, by rank.
+
+        Nothing where all ranks of a bucket fetch together.
+        """
+        if self._served is not None:
+            owned = {
+                index: held.weights
+                for index, held in self._held.items()
+                if held.is_owner and held.weights is not None
+            }
+            self._served.serve(owned, fetches)
+
     def start(self, entry: Round) -> None:
         """Begin a round; nothing of it may be used before it is `over`."""
         held = self._held[entry.bucket]
@@ -193,10 +213,12 @@ class LayerSync:
 
     def _begin(self, entry: Round | Broadcast, buffer: Tensor) -> None:
         bucket, since_s = self._program.buckets[entry.bucket], time.monotonic()
+        apart = self._served if isinstance(entry, Gather) else None
         moved = buffer
-        if self._staging.copies(self._rank, bucket.ranks):
+        if apart.copies if apart else self._staging.copies(self._rank, bucket.ranks):
             moved = room_on_host(buffer)
-            moved.copy_(buffer)
+            if not apart:
+                moved.copy_(buffer)
         on_host = self._group(bucket).on_host
         (summed,), spread = (
             sum_parts(entry.bucket, bucket, on_host=on_host),
@@ -204,8 +226,9 @@ class LayerSync:
         )
         part = summed if isinstance(entry, Reduce) else spread
         with self._peer_timeout(entry, since_s):
-            work = begin(part, moved, self._groups)
-        self._under_way[entry] = _UnderWay(self._wait_of(work, moved), since_s, buffer, moved)
+            work = apart.fetch(entry.bucket, moved) if apart else begin(part, moved, self._groups)
+        wait = partial(apart.wait, work) if apart else self._wait_of(work, moved)
+        self._under_way[entry] = _UnderWay(wait, since_s, buffer, moved)
 
     @torch.no_grad()
     def finish(self, entry: Round | Broadcast) -> None:
@@ -228,7 +251,9 @@ class LayerSync:
                 value.data = part
 
     def finish_broadcasts(self) -> list[int]:
-        """Wait for all broadcasts that were started; return their buckets."""
+        """Wait for all broadcasts that were started, and let go of what was fetched; return their buckets."""
+        if self._served is not None:
+            self._served.finish()
         done = [entry for entry in self._under_way if isinstance(entry, Broadcast)]
         for entry in done:
             self.finish(entry)
@@ -236,7 +261,7 @@ class LayerSync:
 
     def drop(self, bucket: int) -> None:
         """Let go of the weights of a bucket, unless this rank owns them."""
-        if not self._held[bucket].is_owner:
+        if self._is_sharded(bucket) and not self._held[bucket].is_owner:
             self._let_go(self._held[bucket])
 
     def _let_go(self, held: _Held) -> None:
@@ -270,7 +295,11 @@ class LayerSync:
     @contextmanager
     def fetched(self, layer: int) -> Iterator[None]:
         """Have a layer's weights, outside of a step; on all ranks together."""
-        gathers = [Gather(index, 0) for index in self._of_layer[layer]] if self.fetches else []
+        gathers = [
+            Gather(index, 0)
+            for index in self._of_layer[layer]
+            if is_fetched(self._program, index, self._rank)
+        ]
         for entry in gathers:
             self.start(entry)
             self.finish(entry)
@@ -294,24 +323,27 @@ class LayerSync:
 
     def close(self) -> None:
         """Give back the process groups; all ranks must have finished their last step."""
+        if self._served is not None:
+            self._served.close()
         for group in self._groups.values():  # in the same order on all ranks: NCCL's are closed together
             if group is not None:
                 dist.destroy_process_group(group)
         self._groups.clear()
 
     def _peer_timeout(self, entry: Round | Broadcast, since_s: float) -> AbstractContextManager[None]:
-        return PeerTimeout(
-            self._program, self._rank, entry, self._program.buckets[entry.bucket].ranks, since_s
-        )
+        bucket = self._program.buckets[entry.bucket]
+        apart = self._served is not None and isinstance(entry, Gather)
+        peers = (bucket.root,) if apart else bucket.ranks
+        return PeerTimeout(self._program, self._rank, entry, peers, since_s)
 
 
 def absent_names(program: Program, rank: int, chain: ChainModel) -> frozenset[str]:
     """Return the names of the parameters of layers of a rank whose weights only other ranks keep."""
-    if program.plan.sharding is not Sharding.WEIGHTS:
-        return frozenset()
     return frozenset(
         name
         for index, bucket in enumerate(program.buckets)
-        if rank in bucket.ranks and rank != bucket.state_owner
+        if rank in bucket.ranks
+        and rank != bucket.state_owner
+        and program.sharding_of(index) is Sharding.WEIGHTS
         for name in bucket_names(program, index, chain)
     )

@@ -28,10 +28,19 @@ class StepRounds:
         entries = program.ranks[rank]
         self._unused = {entries[place] for place in self._dropped if isinstance(entries[place], Gather)}
         self._open: list[Round] = []
+        self._fetches = {
+            peer: [entry.bucket for entry in instructions if isinstance(entry, Gather)]
+            for peer, instructions in enumerate(program.ranks)
+            if peer != rank
+        }
 
     def at_hand(self, layer: int) -> AbstractContextManager[None]:
         """Return the context in which a layer can run outside of a step (`LayerSync.at_hand`)."""
         return self._sync.at_hand(layer)
+
+    def begin(self) -> None:
+        """Serve what other ranks fetch in the step from this one; before its first instruction."""
+        self._sync.serve(self._fetches)
 
     def start(self, place: int, entry: Round) -> float:
         """Begin a round, once those that it waits for are over; return when that was."""

@@ -222,7 +222,7 @@ class _Simulation:
                 self.events[member].append(Event(member, broadcast, ready[member], end))
 
     def _round(self, rank: int, entry: Round) -> object | None:
-        """Join a REDUCE or GATHER, once what it waits for is over; the last to join starts it (R14)."""
+        """Join a REDUCE or GATHER, once what it waits for is over; the last of its ranks starts it (R14)."""
         until = self.clock[rank]
         for before in self.awaited[rank].get(self.position[rank], ()):
             if before not in self.round_due:
@@ -231,10 +231,12 @@ class _Simulation:
         if until > self.clock[rank]:
             self.clock[rank] = until
             return _LATER
+        members = self.costs.program.ranks_in(entry, rank)
         ready = self.round_ready.setdefault(entry, {})
         ready[rank] = until
-        if len(ready) == len(self.costs.program.buckets[entry.bucket].ranks):
-            due = self.round_due[entry] = self.costs.round_due(self.free_at, entry, ready)
+        if ready.keys() >= set(members):
+            due = self.costs.round_due(self.free_at, entry, {member: ready[member] for member in members})
+            self.round_due.setdefault(entry, {}).update(due)
             for member, end in due.items():
                 self.events[member].append(Event(member, entry, ready[member], end))
             self._wake(entry)

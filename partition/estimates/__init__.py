@@ -5,9 +5,10 @@ once, for dynamic and linear programmes. Pipelines on named devices are timed on
 pipeline_clock for one number of microbatches (compiled_clock where there are very many, as clocks says),
 extended_clock for any, timed_pipeline for samples; gradient_sync, sync_tail and network_cards add what they
 do to one another, step_estimate is of whole plans, devices shared or not. shared_pipelines finds in_flight
-where they are, batch_split shares out the samples, optimizer_sharding the optimizer states, ranking compares
-plans, plan_memory counts their bytes, host_moves times what hosts keep. effort is the one table of how much
-work the planner spends at which size. No search here: every other chapter of `partition` builds on this one.
+where they are, batch_split shares out the samples, optimizer_sharding the optimizer states, group_sharding
+says how much of a group is sharded, ranking compares plans, plan_memory counts their bytes, host_moves times
+what hosts keep. effort is the one table of how much work the planner spends at which size. No search here:
+every other chapter of `partition` builds on this one.
 
 For others:
     clocks: Clocks; compiled: compiled
@@ -26,5 +27,6 @@ For others:
     plan_memory: memory_on, plan_memory, stepped_bytes
     host_moves: plan_step_s, weight_moves_s, saved_moves_s, stage_visits
     optimizer_sharding: fits, with_state_owners, sharded_plans, unsharded
+    group_sharding: group_sharded_plans, least_sharded
     ranking: Ranking, Contest, by_estimate, best_plan, rank, variants
 """

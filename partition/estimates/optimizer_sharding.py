@@ -37,8 +37,11 @@ def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pl
     holders = _holders(plan)
     nobody = replace(plan, zero=max(plan.zero, Sharding.STATES))
     free = _free_bytes(nobody, profile, cluster)
-    share = profile.optimizer_bytes_per_parameter_byte + max(0, nobody.zero - Sharding.STATES)
-    states = [share * state_home_bytes(profile, [layer]) for layer in range(plan.num_layers)]
+    ratio = profile.optimizer_bytes_per_parameter_byte
+    states = [
+        (ratio + nobody.sharding_of(layer) - Sharding.STATES) * state_home_bytes(profile, [layer])
+        for layer in range(plan.num_layers)
+    ]
     owners = [names[0] for names in holders]
     for layers in sorted(_runs(holders), key=lambda run: (len(holders[run[0]]), run[0])):
         if plan.sharding.by_layer and len(holders[layers[0]]) == 1:

@@ -15,6 +15,7 @@ from cost_model.memory import (
 )
 from cost_model.profile import ModelProfile
 from cost_model.sharded_memory import Piece, sharded_memory
+from cost_model.sharding import Sharding
 from partition.plan import FROZEN_WEIGHTS, SAVED_ACTIVATIONS, Plan
 
 
@@ -54,6 +55,8 @@ def _sharded_memory(
         return not (owners[piece.home] == device or (piece.home in alone and not piece.tied))
 
     def is_summed_once(piece: Piece) -> bool:
+        if plan.sharding_of(piece.home) is Sharding.STATES:
+            return True
         if not piece.tied:
             return False
         tied = tied_layers(piece)
@@ -64,11 +67,14 @@ def _sharded_memory(
         layers = tied_layers(piece) if piece.tied else {piece.home}
         return any(plan.num_holders[layer] > (layer in mine) for layer in layers)
 
+    def is_fetched(piece: Piece) -> bool:
+        return plan.sharding_of(piece.home) is Sharding.WEIGHTS
+
     ((number, _),) = plan.places[device]
     pipeline = plan.pipelines[number]
     together = min(pipeline.num_samples, pipeline.in_flight(0) * pipeline.microbatch_size)
     return sharded_memory(
-        profile, shape, plan.sharding, is_away, is_summed_once, is_shared,
+        profile, shape, plan.sharding, is_away, is_summed_once, is_shared, is_fetched,
         together=together if plan.breadth_first else 0,
     )  # fmt: skip
 

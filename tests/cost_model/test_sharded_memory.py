@@ -91,3 +91,30 @@ def test_what_passes_each_layer_together_is_saved_together() -> None:
     # Three samples in microbatches of two are no four.
     uneven = replace(stage, microbatch_size=2)
     assert together(uneven, Sharding.GRADIENTS, 3).saved_bytes == 3 * 9.0
+
+
+def test_with_several_in_flight_weights_of_the_other_end_come_next_too() -> None:
+    # 30, 20 and 10 bytes, all of others. The worst moment of one in flight is the backward of the middle
+    # layer: weights of it and the first, gradients of it and the last, 2 + 3 bytes saved. With two, the first
+    # layer's backward is followed by the last layer's of the next microbatch, whose 9 bytes wait: weights of
+    # both ends, gradients of the first two, 2 bytes saved.
+    layers = tuple(
+        replace(layer, parameter_bytes=size)
+        for layer, size in zip(three_layers().layers, (30.0, 20.0, 10.0), strict=True)
+    )
+    profile = replace(three_layers(), layers=layers)
+    assert terms(need(profile, Sharding.WEIGHTS, set(), 3)) == (30.0 + 20.0, 20.0 + 10.0, 0.0, 2.0 + 3.0)
+    stage = StageShape(0, 3, 2, 1, num_microbatches=3)
+    found = sharded_memory(profile, stage, Sharding.WEIGHTS, lambda _: True)
+    assert terms(found) == (30.0 + 10.0, 30.0 + 20.0, 0.0, 9.0 + 2.0)
+
+
+def test_weights_of_a_lower_stage_stay_and_what_is_summed_once_has_its_gradients_all_the_time() -> None:
+    # All of the 10, 20 and 30 bytes are of others, and of the last layer only states are sharded. The worst
+    # moment is the backward of the middle layer: its gradients, and those of the first before it.
+    stage = StageShape(0, 3, 1, 1, num_microbatches=2)
+    found = sharded_memory(
+        three_layers(), stage, Sharding.WEIGHTS, lambda _: True,
+        is_summed_once=lambda piece: piece.home == 2, is_fetched=lambda piece: piece.home != 2,
+    )  # fmt: skip
+    assert terms(found) == (30.0 + 20.0 + 10.0, 30.0 + 20.0 + 10.0, 0.0, 2.0 + 3.0)

@@ -48,6 +48,8 @@ PLANS = {
         ),
         zero=3,
     ),
+    "zero 3 of stages": two(zero=3),
+    "zero by layer": replace(two(zero=3), layer_zero=(3, 3, 3, 1, 1, 2, 3, 2)),
     "shared device": Plan(
         "manual", MODEL, 16,
         (pipeline(2, 10, (0, 0, 3, 3), (1, 3, 8, 1)), pipeline(4, 6, (0, 0, 5, 2), (2, 5, 8, 1))),

@@ -56,6 +56,15 @@ def test_segments_are_in_the_file_only_where_there_are_several() -> None:
     assert whole.pipelines[0].stages[0].segments == ((0, 3),) and whole.sha256 != plan.sha256
 
 
+def test_layers_may_have_stages_of_zero_of_their_own() -> None:
+    plan = plan_from_data(two_stages(zero=3, layer_zero=[1, 3, 2, 1]), "plan.json")
+    assert [plan.sharding_of(layer) for layer in range(4)] == [1, 3, 2, 1]
+    assert plan_from_data(json.loads(plan_text(plan)), "plan.json") == plan
+    alike = plan_from_data(two_stages(zero=3), "plan.json")
+    assert [alike.sharding_of(layer) for layer in range(4)] == [3, 3, 3, 3]
+    assert "layer_zero" not in plan_text(alike) and alike.sha256 != plan.sha256
+
+
 def test_a_plan_that_was_not_edited_keeps_its_figures(tmp_path: Path) -> None:
     problem = random_problem(3)
     plan = solve(problem, closed_form(problem))
@@ -135,15 +144,18 @@ REFUSED = [
     ),
     (two_stages(zero=4), "zero is 4; 0, 1, 2 and 3 are known"),
     (
-        two_stages(zero=3),
-        "zero is 3, and a pipeline has 2 stages; weights are sharded between pipelines of one stage: give "
-        "zero 2",
+        two_stages(zero=3, layer_zero=[3, 3, 1]),
+        "layer_zero is [3, 3, 1], and zero 3; give each of the 4 layers a number from 1 to zero, at least "
+        "one of them zero itself",
     ),
     (
         two_stages(zero=2, gradient_dtype="bf16"),
         "zero is 2, and gradient_dtype is 'bf16'; gradients that are summed in each microbatch would be "
         "rounded each time: give zero 1, or leave gradient_dtype out",
     ),
+    (two_stages(zero=3, layer_zero=[3, 0, 1, 1]), "layer_zero is [3, 0, 1, 1], and zero 3; give each"),
+    (two_stages(zero=3, layer_zero=[2, 2, 1, 1]), "layer_zero is [2, 2, 1, 1], and zero 3; give each"),
+    (two_stages(layer_zero=[1, 1, 1, 1]), "layer_zero is [1, 1, 1, 1], and zero 0; give each"),
     (with_stage(0, devices=[]), "a stage names 0 devices; give one (groups come later)"),
     (with_stage(0, devices=["a/0", "a/1"]), "a stage names 2 devices; give one (groups come later)"),
     (with_stage(0, layers=[2, 2]), "layers [2, 2] are not a range [start, stop) of at least one layer"),

@@ -62,6 +62,7 @@ def plans_of(profile: ModelProfile, cluster: Cluster) -> dict[str, Plan]:
         "unequal microbatches, two each": _plan(profile, whole, in_rounds, 2),
         "a replica, and two stages": _plan(profile, cut, ((2, 8), (1, 4)), 2),
         "unequal microbatches, two each, weights too": _plan(profile, whole, in_rounds, 3),
+        "a replica, and two stages, weights too": _plan(profile, cut, ((2, 8), (1, 4)), 3),
         "5, 3 and 1 microbatches": _plan(profile, whole, of_ones, 3),
         "5, 3 and 1 microbatches, in one pass": _plan(profile, together, of_ones, 3),
     }

@@ -98,6 +98,7 @@ class Combination:
     model: str = "llama"
     dtype: str = "float32"
     lora: LoraSettings | None = None
+    layer_zero: tuple[int, ...] | None = None
 
 
 COMBINATIONS = (
@@ -106,9 +107,12 @@ COMBINATIONS = (
     Combination("Llama, one microbatch each", 3, ONCE),
     Combination("Llama, one recomputes by layer", 3, replicas((2, 4), (2, 4), (2, 4), by_layer=True)),
     Combination("Llama, one cut in two", 2, cut(2, 4)),
+    Combination("Llama, one cut in two", 3, cut(2, 4)),
+    Combination("Llama, one cut in two, states alone above", 3, cut(2, 4), layer_zero=4 * (3,) + 4 * (1,)),
     Combination("Llama in bf16, uneven replicas", 2, UNEVEN, dtype=BF16),
     Combination("Llama in fp16, one cut in two", 2, cut(2, 4), dtype=FP16),
     Combination("GPT-2, tied weights cut apart", 2, cut(1, 5), model="gpt2"),
+    Combination("GPT-2, tied weights cut apart", 3, cut(1, 5), model="gpt2"),
     Combination("GPT-2, uneven replicas", 3, UNEVEN, model="gpt2"),
     Combination("Llama with LoRA, even replicas", 2, EVEN, lora=LORA),
     Combination("Llama with LoRA, even replicas", 3, EVEN, lora=LORA),
@@ -154,7 +158,8 @@ def rows(combination: Combination, place: Path, budget_s: float) -> Iterator[Row
         str(entry.place), cluster, SEQUENCE_LENGTH,
         dtype=combination.dtype, budget_s=budget_s, microbatch_sizes=(1, 2, 4), lora=combination.lora,
     )  # fmt: skip
-    plan = Plan("manual", entry.name, BATCH, combination.pipelines, zero=combination.zero)
+    levels = combination.layer_zero
+    plan = Plan("manual", entry.name, BATCH, combination.pipelines, combination.zero, layer_zero=levels)
     if plan.zero:
         plan = with_state_owners(plan, profile, cluster)
     settings = Settings.of(plan, profile, steps=1, save=False, **entry.in_settings)

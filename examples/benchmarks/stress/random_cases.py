@@ -139,10 +139,13 @@ def _plan(rng: random.Random, model: str, num_ranks: int) -> Plan:
 
 
 def _sharded_plan(rng: random.Random, model: str, num_ranks: int, zero: int) -> Plan:
-    """Pipelines with devices of their own, under zero 3 of one stage; some stages recompute, by layer."""
+    """Pipelines with devices of their own, in half of those under zero 3 of one stage each; some stages
+    recompute, by layer, and some layers have a lower stage of ZeRO.
+    """
     names = [f"n/{index}" for index in range(num_ranks)]
     rng.shuffle(names)
-    count = num_ranks if zero == 3 else rng.randint(1, num_ranks)
+    whole = zero == 3 and rng.random() < 0.5
+    count = num_ranks if whole else rng.randint(1, num_ranks)
     ends = [0, *sorted(rng.sample(range(1, num_ranks), count - 1)), num_ranks]
     drawn = [_pipeline(rng, names[start:stop]) for start, stop in pairwise(ends)]
     pipelines = tuple(
@@ -152,7 +155,12 @@ def _sharded_plan(rng: random.Random, model: str, num_ranks: int, zero: int) -> 
         )
         for pipeline in drawn
     )
-    return Plan("sharded", model, sum(entry.num_samples for entry in pipelines), pipelines, zero=zero)
+    levels = None
+    if rng.random() < 0.4:
+        levels = (zero, *(rng.randint(1, zero) for _ in range(NUM_LAYERS - 1)))
+        levels = tuple(rng.sample(levels, NUM_LAYERS))
+    total = sum(entry.num_samples for entry in pipelines)
+    return Plan("sharded", model, total, pipelines, zero=zero, layer_zero=levels)
 
 
 def _pipeline(rng: random.Random, devices: Sequence[str]) -> Pipeline:

@@ -289,6 +289,8 @@ def features(case: Case) -> dict[str, bool]:
         **{word: any(word in stage.offload for stage in stages) for word in OFFLOADS},
         "recompute": any(stage.recompute for stage in stages),
         "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
+        "weights fetched apart": plan.fetches_apart and bool(program.buckets),
+        "sharded by layer": plan.layer_zero is not None and bool(program.buckets),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),
         "sums begin inside a backward": any(inner_syncs(program, rank) for rank in range(len(program.ranks))),

@@ -82,6 +82,7 @@ def test_it_is_one_devices_loss_under_every_plan_and_changes_nothing(tmp_path, t
         "interleaved": interleaved(MODEL),
         "sharded gradients": replace(two_pipelines(), zero=2),
         "sharded weights": replica_plan(MODEL, 8, (3, 10), (4, 6), zero=3),
+        "sharded weights of stages": replace(two_pipelines(), zero=3),
     }
     for name, plan in plans.items():
         _, losses = run(tmp_path / name, plan, evaluating, profile)

@@ -46,6 +46,7 @@ PLANS = {
     "sharded gradients": own_devices(),
     "sharded gradients of replicas": replica_plan("mine", 5, (2, 7), (4, 4), (5, 5), zero=2),
     "sharded weights": replica_plan("mine", 5, (2, 7), (4, 4), (5, 5), zero=3),
+    "sharded weights of stages": replace(own_devices(), zero=3, layer_zero=(3, 1, 3, 2, 3)),
 }
 
 

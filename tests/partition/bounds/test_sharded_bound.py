@@ -37,7 +37,8 @@ def random_plan(rng: random.Random, problem: Problem, sharding: Sharding) -> Pla
     rng.shuffle(names)
     batch, num_layers = problem.global_batch_size, problem.profile.num_layers
     used = names[: rng.randint(min(2, batch), min(len(names), batch))]
-    count = len(used) if sharding is Sharding.WEIGHTS else rng.randint(1, len(used))
+    whole = sharding is Sharding.WEIGHTS and rng.random() < 0.5
+    count = len(used) if whole else rng.randint(1, len(used))
     ends = [0, *sorted(rng.sample(range(1, len(used)), count - 1)), len(used)]
     shares = [0, *sorted(rng.sample(range(1, batch), count - 1)), batch]
     pipelines = []
@@ -51,7 +52,12 @@ def random_plan(rng: random.Random, problem: Problem, sharding: Sharding) -> Pla
             again = rng.random() < 0.3
             stages.append(Stage((name,), layers, flight, again, segment_layers=int(again)))
         pipelines.append(Pipeline(size, last - first, tuple(stages)))
-    plan = Plan("random", problem.profile.model, batch, tuple(pipelines), zero=int(sharding))
+    levels = None
+    if rng.random() < 0.3:
+        levels = (int(sharding), *(rng.randint(1, sharding) for _ in range(num_layers - 1)))
+    plan = Plan(
+        "random", problem.profile.model, batch, tuple(pipelines), zero=int(sharding), layer_zero=levels
+    )
     check_plan(plan, problem.profile, problem.cluster)
     if rng.random() < 0.5:
         return with_state_owners(plan, problem.profile, problem.cluster)
