@@ -15,6 +15,7 @@ from cost_model.cluster import CPU, Cluster, Device, HostMemory, Link, Node
 from cost_model.collective_choice import BUCKET_BYTES
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
+from cost_model.host_memory import movable_bytes, saved_bytes_on_host
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.network import Network
 from cost_model.profile import KindProfile, ModelProfile
@@ -25,7 +26,15 @@ from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Bucket, Program, Schedule
 from hetpipe.program.lowering import lower_as
 from hetpipe.program.verification import verify
-from partition.plan import OFFLOADS, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
+from partition.plan import (
+    FROZEN_WEIGHTS,
+    OFFLOADS,
+    OPTIMIZER_STATES,
+    SAVED_ACTIVATIONS,
+    Pipeline,
+    Plan,
+    Stage,
+)
 
 FROZEN = "frozen"
 """Six layers with a frozen matrix each, beside which a small one is trained; for plans with hosts."""
@@ -82,7 +91,7 @@ def random_case(
     else:
         plan = _sharded_plan(rng, model, num_ranks, zero)
     if hosts:
-        plan = _on_hosts(random.Random(f"{seed} {num_ranks} hosts"), plan)
+        plan = _on_hosts(random.Random(f"{seed} {num_ranks} hosts"), plan, profile)
     most_bytes = random.Random(f"{seed} {num_ranks} buckets").choice([1.0, 20.0, BUCKET_BYTES])
     program = _lowered(rng, plan, profile, cluster, most_bytes)
     ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
@@ -189,14 +198,17 @@ def _with_segments(rng: random.Random, plan: Plan) -> Plan:
     )
 
 
-def _on_hosts(rng: random.Random, plan: Plan) -> Plan:
-    """The plan with any of what a stage may keep on its host there; nothing is saved where it recomputes."""
+def _on_hosts(rng: random.Random, plan: Plan, profile: ModelProfile) -> Plan:
+    """The plan with any of what a stage may keep on its host there."""
 
     def drawn(stage: Stage) -> Stage:
-        words = (word for word in OFFLOADS if rng.random() < 0.6)
-        return replace(
-            stage, offload=tuple(word for word in words if word != SAVED_ACTIVATIONS or not stage.recompute)
-        )
+        possible = {OPTIMIZER_STATES}
+        if any(movable_bytes(profile, layer) for layer in range(*stage.layers)):
+            possible.add(FROZEN_WEIGHTS)
+        if saved_bytes_on_host(profile, *stage.layers) and not stage.recompute:
+            possible.add(SAVED_ACTIVATIONS)
+        words = [word for word in OFFLOADS if rng.random() < 0.6]
+        return replace(stage, offload=tuple(word for word in words if word in possible))
 
     return replace(
         plan,
