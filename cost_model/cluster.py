@@ -132,11 +132,13 @@ class NodeAllReduce:
 class HostMemory:
     """Memory of a node that plans may fill beside its devices', and the link to it that these share.
 
-    The link is full duplex: so many bytes per second go each way at once.
+    The link is full duplex: so many bytes per second go each way at once. step_bytes_per_s: bytes of
+    parameters for which its CPU makes an AdamW step in a second; None: it makes none.
     """
 
     memory_bytes: float
     link: Link
+    step_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.memory_bytes > 0:
@@ -251,6 +253,8 @@ class Cluster:
                 del node["all_reduces"]
             if node["host_memory"] is None:
                 del node["host_memory"]
+            elif node["host_memory"]["step_bytes_per_s"] is None:
+                del node["host_memory"]["step_bytes_per_s"]
             for device in node["devices"]:
                 if device["gpu"] is None:
                     del device["gpu"]

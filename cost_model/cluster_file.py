@@ -73,6 +73,7 @@ class _Node(BaseModel):
     all_reduces: tuple[_AllReduce, ...] = ()
     host_memory: Bytes | None = None
     host_link: _Channel | None = None
+    host_optimizer: Bandwidth | None = None
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")] | None = None
 
 
@@ -151,8 +152,13 @@ def _node(node: _Node, file: _ClusterFile, counts: Mapping[str, int]) -> Node:
 
 
 def _host_memory(node: _Node) -> HostMemory | None:
-    if node.host_memory is None and node.host_link is None:
+    if node.host_memory is None and node.host_link is None and node.host_optimizer is None:
         return None
+    if node.host_memory is None and node.host_link is None:
+        raise InputError(
+            f"node {node.name!r}: has host_optimizer and no host_memory; give host_memory and host_link, or "
+            "leave it out: the host steps what is in its memory"
+        )
     if node.host_memory is None or node.host_link is None:
         given, missing = (
             ("host_memory", "host_link") if node.host_link is None else ("host_link", "host_memory")
@@ -161,7 +167,7 @@ def _host_memory(node: _Node) -> HostMemory | None:
             f"node {node.name!r}: has {given} and no {missing}; give both, or neither: how much of the "
             "host's memory plans may fill, and the bandwidth and latency between it and the devices"
         )
-    return HostMemory(node.host_memory, node.host_link.link())
+    return HostMemory(node.host_memory, node.host_link.link(), node.host_optimizer)
 
 
 def with_links(text: str, links: Sequence[NodeLink], source: str) -> str:

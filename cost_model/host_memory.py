@@ -63,6 +63,36 @@ def offloaded_step_s(
     return went_s[-1]
 
 
+def step_on_host_s(
+    resident_s: float, update_s: float, states_bytes: float, moved_bytes: float, link: Link, num_sharing: int
+) -> float:
+    """Return the seconds of a step: of what has its states on the device, beside what the host's CPU steps.
+
+        down:  g0 | g1 | g2 |        g3       a room is free when what was in it is stepped
+        CPU:        u0      | u1      | u2
+        up:                 | w0      | w1
+
+    update_s: of the CPU, as if no other device shared it. states_bytes: in how many parts the step is made
+    (`room_bytes`). moved_bytes: of all gradients, and of all weights. num_sharing: devices that step at this
+    time; each has an equal part of the link and of the CPU.
+
+    >>> link = Link(latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    >>> step_on_host_s(3.0, 32.0, 32.0, 16.0, link, num_sharing=1)  # moves of 1 s, updates of 2 s
+    34.0
+    """
+    num_parts = math.ceil(states_bytes / room_bytes(states_bytes)) if states_bytes else 1
+    move_s, each_s = (
+        link.transfer_s(moved_bytes / num_parts * num_sharing),
+        update_s / num_parts * num_sharing,
+    )
+    went_s, came_s, done_s = 0.0, 0.0, [0.0] * NUM_ROOMS
+    for _ in range(num_parts):
+        went_s = max(went_s, done_s[-NUM_ROOMS]) + move_s
+        done_s = [*done_s[1:], max(done_s[-1], went_s) + each_s]
+        came_s = max(came_s, done_s[-1]) + move_s
+    return max(resident_s, came_s)
+
+
 def is_around(layer: int, num_layers: int, name: str) -> bool:
     """Return whether a layer is what a model does around its blocks, at times that nobody knows.
 

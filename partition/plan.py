@@ -23,8 +23,9 @@ FORMAT = "hetpipe.plan/1"
 OPTIMIZER_STATES = "optimizer states"
 FROZEN_WEIGHTS = "frozen weights"
 SAVED_ACTIVATIONS = "saved activations"
-OFFLOADS = (OPTIMIZER_STATES, FROZEN_WEIGHTS, SAVED_ACTIVATIONS)
-"""What of a stage may be kept in the memory of its device's host."""
+OPTIMIZER_STEP = "optimizer step"
+OFFLOADS = (OPTIMIZER_STATES, FROZEN_WEIGHTS, SAVED_ACTIVATIONS, OPTIMIZER_STEP)
+"""What of a stage its device's host may keep in its memory, and do: the step of states that it keeps."""
 MOST_SAMPLES = 2**20
 """The most samples of a pipeline in a step: beyond it a slip of the pen is likelier than a plan."""
 

@@ -15,7 +15,15 @@ from cost_model.errors import InputError
 from cost_model.host_memory import movable_bytes, saved_bytes_on_host
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
-from partition.plan import FROZEN_WEIGHTS, SAVED_ACTIVATIONS, Figures, Pipeline, Plan
+from partition.plan import (
+    FROZEN_WEIGHTS,
+    OPTIMIZER_STATES,
+    OPTIMIZER_STEP,
+    SAVED_ACTIVATIONS,
+    Figures,
+    Pipeline,
+    Plan,
+)
 
 MOST_BATCH = 2**23
 """Samples a step: 8 pipelines of as many as one may have; what is beyond would be searched without end."""
@@ -178,6 +186,16 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
             'offload names "frozen weights", and no block of those stages has any that can move; train '
             "adapters or freeze blocks, or take it out of the plan"
         )
+    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+        steps = bool(plan.offloaded_layers(stage.device, OPTIMIZER_STEP))
+        if (OPTIMIZER_STATES in stage.offload or OPTIMIZER_STEP in stage.offload) and (
+            {OPTIMIZER_STATES, OPTIMIZER_STEP} <= set(stage.offload)
+        ) is not steps:
+            raise InputError(
+                f'offload of layers {list(stage.layers)} of {stage.device!r} names one of "optimizer states" '
+                'and "optimizer step"; the host steps all that it keeps of a device: name both, or leave '
+                "optimizer step out of all stages of the device"
+            )
     keeping = [
         stage
         for pipeline in plan.pipelines

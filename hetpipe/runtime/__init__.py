@@ -4,8 +4,8 @@
 `rank_setup` gives a rank its layers and an `Executor`, which runs the instruction list and leaves each
 resource to its owner: `stage_runner` the computations, `transport` the messages, `gradient_sync` the sums
 (`inner_sums`: those that begin inside a backward), `optimizer` the step, a `Pace` the clock.
-`host_states`, `host_weights` and `host_activations` bring what the host keeps. `emulated_links`, `pace` and
-`byte_counter` make CPUs behave as the devices and links of a cluster file.
+`host_states`, `host_weights` and `host_activations` bring what the host keeps, `host_steps` lets it step.
+`emulated_links`, `pace` and `byte_counter` make CPUs behave as the devices and links of a cluster file.
 
 Others use:
     processes: run_ranks, RankGroup, Emit, WorkerLostError, under_torchrun

@@ -1,6 +1,6 @@
 """AdamW whose states are in the host's memory: they come to the device part by part, and go back."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,21 @@ ALIGNED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
+class Offloaded:
+    """The names of the parameters whose states the host keeps; by_host: whether its CPU steps them."""
+
+    names: tuple[str, ...] = ()
+    by_host: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+
+NOTHING = Offloaded()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
     """Elements [start, stop) of a parameter, at `place` of the part that it is in; steps: made so far."""
 
     parameter: nn.Parameter
@@ -42,14 +56,20 @@ class _Slice:
         return slice(self.place, self.place + self.stop - self.start)
 
 
+Operands = tuple[Slice, Tensor, Tensor, Tensor, Tensor]
+"""What AdamW takes of a piece: the piece, its value, gradient, and both states."""
+
+
 class HostStates(Optimizer):
     """AdamW as `Optimizer`, bit for bit, some of whose states are on the host; owns them, and rooms.
 
     In a step the states of a part come to one of `NUM_ROOMS` rooms on the device, where it is stepped, and
     go back; where the device has streams, both beside the steps of other parts.
 
-    offloaded: names of these parameters, in the order of steps.
+    offloaded: names of these parameters, in the order of steps. num_rooms: of parts on the device.
     """
+
+    num_rooms = NUM_ROOMS
 
     def __init__(
         self,
@@ -79,21 +99,26 @@ class HostStates(Optimizer):
         self._parts = [self._slices(first, size) for first in range(0, size, self._room_size)]
         self._rooms = [
             torch.zeros(len(OPTIMIZER_STATES), self._room_size, dtype=like.dtype, device=self._place)
-            for _ in range(min(NUM_ROOMS, len(self._parts)))
+            for _ in range(min(self.num_rooms, len(self._parts)))
         ]
         streams = has_streams(self._place)
         self._coming = new_stream(self._place) if streams else None
         self._going = new_stream(self._place) if streams else None
 
-    def _slices(self, first: int, size: int) -> list[_Slice]:
+    @property
+    def steps_place(self) -> torch.device:
+        """Where steps are counted, beside what is stepped."""
+        return self._place
+
+    def _slices(self, first: int, size: int) -> list[Slice]:
         """Return what the part has that begins at an element of the flat states."""
         last, found = min(first + self._room_size, size), []
         for name, start in self._starts.items():
             value = self.parameters[name]
             begin, end = max(first, start), min(last, start + value.numel())
             if begin < end:
-                steps = torch.zeros((), device=value.device)
-                found.append(_Slice(value, begin - start, end - start, begin - first, steps))
+                steps = torch.zeros((), device=self.steps_place)
+                found.append(Slice(value, begin - start, end - start, begin - first, steps))
         return found
 
     def zero_grad(self) -> None:
@@ -148,23 +173,27 @@ class HostStates(Optimizer):
     def _on(self, stream: Any) -> AbstractContextManager[Any]:
         return nullcontext() if stream is None else on_stream(stream, self._place)
 
-    def _step_part(self, part: int, learning_rate: float, grad_scale: Tensor | None) -> None:
+    def _operands(self, part: int) -> Iterator[Operands]:
+        """Yield what there is to step of a part."""
         room = self._rooms[part % len(self._rooms)]
+        for piece in self._parts[part]:
+            gradient = piece.of_gradient
+            if gradient is not None:
+                yield piece, piece.of_value, gradient, room[0, piece.in_room], room[1, piece.in_room]
+
+    def _step_part(self, part: int, learning_rate: float, grad_scale: Tensor | None) -> None:
+        operands = list(self._operands(part))
         for decays in (True, False):
-            given = [(piece, piece.of_gradient) for piece in self._parts[part]]
-            known = [
-                (piece, gradient)
-                for piece, gradient in given
-                if gradient is not None and (piece.parameter.dim() > 1) is decays
-            ]
+            known = [each for each in operands if (each[0].parameter.dim() > 1) is decays]
             if known:
+                pieces, values, gradients, averages, squares = map(list, zip(*known, strict=True))
                 step_adamw(
-                    [piece.of_value for piece, _ in known],
-                    [gradient for _, gradient in known],
-                    [room[0, piece.in_room] for piece, _ in known],
-                    [room[1, piece.in_room] for piece, _ in known],
+                    values,
+                    gradients,
+                    averages,
+                    squares,
                     [],
-                    [piece.steps for piece, _ in known],
+                    [piece.steps for piece in pieces],
                     fused=True,
                     grad_scale=grad_scale,
                     found_inf=None,

@@ -27,6 +27,7 @@ from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_activations import activations_on_host
 from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.host_states import NOTHING, Offloaded
 from hetpipe.runtime.host_weights import HostWeights, check_fetched, names_on_host
 from hetpipe.runtime.layer_sync import LayerSync, absent_names
 from hetpipe.runtime.message_times import MessageTimes
@@ -35,7 +36,7 @@ from hetpipe.runtime.pace import EmulatedPace, Pace, slowdown_of
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
-from partition.plan import Plan
+from partition.plan import OPTIMIZER_STEP, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class RankLayers:
     """The layers of a rank, in train mode on its device.
 
     trained: their parameters that the loss reaches, by name; counted: names of those that count in this
-    rank's norm; stepped: those that it updates, fewer where optimizer states are sharded. offloaded: names of
-    those whose states the host keeps. host_weights: what brings frozen weights from there. travels: dtype of
+    rank's norm; stepped: those that it updates, fewer where optimizer states are sharded. offloaded: those
+    whose states the host keeps. host_weights: what brings frozen weights from there. travels: dtype of
     the floating tensors between layers.
     """
 
@@ -55,7 +56,7 @@ class RankLayers:
     trained: dict[str, nn.Parameter]
     counted: set[str]
     stepped: dict[str, nn.Parameter]
-    offloaded: tuple[str, ...] = ()
+    offloaded: Offloaded = NOTHING
     host_weights: HostWeights | None = None
 
     @classmethod
@@ -104,14 +105,15 @@ class RankLayers:
         return cls(chain, model, place, lowered or dtype, trained, counted, stepped, offloaded, weights)
 
 
-def offloaded_names(plan: Plan, device: str, chain: ChainModel, stepped: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the parameters whose states the host keeps; a shared one is its first layer's."""
+def offloaded_names(plan: Plan, device: str, chain: ChainModel, stepped: Collection[str]) -> Offloaded:
+    """Return the parameters whose states the host keeps; a shared one is its first layer's."""
     home: dict[str, int] = {}
     for layer in plan.layers_of(device):
         for info in chain.parameters(layer):
             home.setdefault(info.name, layer)
     layers = plan.offloaded_layers(device)
-    return tuple(name for name, layer in home.items() if layer in layers and name in stepped)
+    names = tuple(name for name, layer in home.items() if layer in layers and name in stepped)
+    return Offloaded(names, bool(plan.offloaded_layers(device, OPTIMIZER_STEP)))
 
 
 def check_weights(profile: ModelProfile, chain: ChainModel) -> None:

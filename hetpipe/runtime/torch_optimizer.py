@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from cost_model.errors import InputError
 from hetpipe.data.task import OptimizerFactory, TrainingTask
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.host_states import HostStates
+from hetpipe.runtime.host_states import NOTHING, HostStates, Offloaded
+from hetpipe.runtime.host_steps import HostSteps
 from hetpipe.runtime.named_optimizers import factory_of
 from hetpipe.runtime.optimizer import Optimizer
 
@@ -130,17 +131,18 @@ def optimizer_of(
     parameters: Mapping[str, nn.Parameter],
     counted: Collection[str],
     settings: Settings,
-    offloaded: Sequence[str] = (),
+    offloaded: Offloaded = NOTHING,
 ) -> Optimizer:
     """Return the optimizer of a run on one rank: what the task makes, or that of the settings.
 
-    offloaded: the names of the parameters whose states the host keeps.
+    offloaded: the parameters whose states the host keeps.
 
     Raises: InputError if it keeps any of an optimizer of the user's own.
     """
     make = task.make_optimizer or factory_of(settings)
     if make is None:
-        of_layers = partial(HostStates, offloaded=offloaded) if offloaded else Optimizer
+        kept = HostSteps if offloaded.by_host else HostStates
+        of_layers = partial(kept, offloaded=offloaded.names) if offloaded else Optimizer
         return of_layers(
             parameters, counted, settings.weight_decay, betas=settings.betas, epsilon=settings.epsilon
         )
@@ -149,7 +151,7 @@ def optimizer_of(
     return TorchOptimizer(made, parameters, counted, rate=settings.learning_rate)
 
 
-def refuse_offload(offloaded: Sequence[str]) -> None:
+def refuse_offload(offloaded: Offloaded | Sequence[str]) -> None:
     """Refuse a plan that keeps states on the host where the optimizer is not hetpipe's AdamW.
 
     Raises: InputError if there is one.

@@ -55,8 +55,8 @@ def host_bound_s(
 
     It minimises C + S: computing, then the optimizer step, which waits for all. Variables are the shares of
     each layer's batch, of its states in device memory, and of those on hosts, by class; sharded: states may
-    be with others than those who compute. States that come from a host pass its link in S, once each way.
-    Proof: docs/bounds.md.
+    be with others than those who compute. States that come from a host pass its link in S, once each way;
+    those of a host whose CPU steps need not, and cost nothing. Proof: docs/bounds.md.
 
     Raises: InfeasibleError if the states of the model do not even fit when cut up at will.
     """
@@ -99,6 +99,8 @@ def host_bound_s(
                 programme += outside[layer, index] == 0
     for index, each in enumerate(classes):
         count, usable = len(each.devices), each.usable_bytes
+        steps = each.host is not None and each.host.step_bytes_per_s is not None
+        away, room_share = (0.0, 0.0) if steps else (1.0, moving)
         programme += (
             pulp.lpSum(
                 costs.compute_s[index] / unit_s * share[layer, index] for layer, costs in enumerate(layers)
@@ -107,7 +109,7 @@ def host_bound_s(
         )
         programme += (
             pulp.lpSum(
-                costs.update_s[index] / unit_s * (inside[layer, index] + outside[layer, index])
+                costs.update_s[index] / unit_s * (inside[layer, index] + away * outside[layer, index])
                 for layer, costs in enumerate(layers)
             )
             <= count * stepping
@@ -115,21 +117,22 @@ def host_bound_s(
         programme += (
             pulp.lpSum(
                 costs.held_bytes / usable * share[layer, index]
-                + costs.state_bytes / usable * (inside[layer, index] + moving * outside[layer, index])
+                + costs.state_bytes / usable * (inside[layer, index] + room_share * outside[layer, index])
                 for layer, costs in enumerate(layers)
             )
             <= 1 + SAFETY
         )
     for host, memory_bytes in lent.items():
-        away = pulp.lpSum(
+        kept = pulp.lpSum(
             costs.state_bytes / memory_bytes * outside[layer, index]
             for layer, costs in enumerate(layers)
             for index, each in enumerate(classes)
             if each.host == host
         )
-        programme += away <= 1 + SAFETY
+        programme += kept <= 1 + SAFETY
         moved = links[host] * host.link.bandwidth_bytes_per_s * unit_s / memory_bytes
-        programme += away <= moved * stepping
+        if host.step_bytes_per_s is None:
+            programme += kept <= moved * stepping
     status = programme.solve(pulp.HiGHS(msg=False))
     if status == pulp.LpStatusInfeasible:
         raise InfeasibleError(

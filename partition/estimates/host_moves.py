@@ -2,11 +2,17 @@
 
 from cost_model.cluster import Cluster, Device, HostMemory
 from cost_model.errors import InputError
-from cost_model.host_memory import WEIGHT_ROOMS, moved_ends_s, offloaded_step_s, saved_bytes_on_host
+from cost_model.host_memory import (
+    WEIGHT_ROOMS,
+    moved_ends_s,
+    offloaded_step_s,
+    saved_bytes_on_host,
+    step_on_host_s,
+)
 from cost_model.layer_costs import Prices
 from cost_model.profile import ModelProfile
 from partition.estimates.plan_memory import offloaded_bytes, stepped_bytes, weights_on_host
-from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, SAVED_ACTIVATIONS, Plan, Stage
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, OPTIMIZER_STEP, SAVED_ACTIVATIONS, Plan, Stage
 
 
 def plan_step_s(plan: Plan, prices: Prices, cluster: Cluster, device: str) -> float:
@@ -20,13 +26,18 @@ def plan_step_s(plan: Plan, prices: Prices, cluster: Cluster, device: str) -> fl
         return prices.update_s(place, stepped)
     host = _host_of(cluster, device, OPTIMIZER_STATES)
     states_bytes = profile.on(place.kind).optimizer_bytes_per_parameter_byte * offloaded
-    return offloaded_step_s(
-        prices.update_s(place, stepped - offloaded),
-        prices.update_s(place, offloaded),
-        states_bytes,
-        host.link,
-        sum(bool(plan.offloaded_layers(other.name)) for other in cluster.node_of(device).devices),
-    )
+    resident_s = prices.update_s(place, stepped - offloaded)
+    sharing = sum(bool(plan.offloaded_layers(other.name)) for other in cluster.node_of(device).devices)
+    if not plan.offloaded_layers(device, OPTIMIZER_STEP):
+        update_s = prices.update_s(place, offloaded)
+        return offloaded_step_s(resident_s, update_s, states_bytes, host.link, sharing)
+    if host.step_bytes_per_s is None:
+        raise InputError(
+            f"the plan lets the host of {device!r} make the optimizer step, and node {place.node!r} of the "
+            "cluster has no host_optimizer; give it that, or take optimizer step out of the plan"
+        )
+    update_s = offloaded / host.step_bytes_per_s
+    return step_on_host_s(resident_s, update_s, states_bytes, offloaded, host.link, sharing)
 
 
 def weight_moves_s(plan: Plan, profile: ModelProfile, cluster: Cluster, device: str) -> dict[int, float]:

@@ -16,7 +16,7 @@ from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from partition.estimates.optimizer_sharding import fits, unsharded
 from partition.estimates.plan_memory import memory_on
-from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, SAVED_ACTIVATIONS, Plan, Stage
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, OPTIMIZER_STEP, SAVED_ACTIVATIONS, Plan, Stage
 from partition.problem import Problem
 
 MovedBytes = Callable[[ModelProfile, int], float]
@@ -69,6 +69,8 @@ def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Pla
     sixteenths of the states, or three times 16 MiB; two layers of frozen weights; what two blocks save.
     """
     seen: set[object] = set()
+    hosts = [node.host_memory for node in problem.cluster.nodes if node.host_memory is not None]
+    hosts_step = all(host.step_bytes_per_s is not None for host in hosts)
     for smaller, choices in _smaller_problems(problem):
         for plan in plans_of(smaller):
             for words in choices:
@@ -78,6 +80,10 @@ def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Pla
                 offloaded = with_offload(plan, problem.profile, problem.cluster, words)
                 if offloaded.offloads and fits(offloaded, problem.profile, problem.cluster):
                     yield offloaded
+                if OPTIMIZER_STATES in words and hosts_step:
+                    stepped = with_offload(plan, problem.profile, problem.cluster, (*words, OPTIMIZER_STEP))
+                    if stepped.offloads and fits(stepped, problem.profile, problem.cluster):
+                        yield stepped
 
 
 def _smaller_problems(problem: Problem) -> Iterator[tuple[Problem, tuple[tuple[str, ...], ...]]]:

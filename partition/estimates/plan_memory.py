@@ -16,7 +16,7 @@ from cost_model.memory import (
 from cost_model.profile import ModelProfile
 from cost_model.sharded_memory import Piece, sharded_memory
 from cost_model.sharding import Sharding
-from partition.plan import FROZEN_WEIGHTS, SAVED_ACTIVATIONS, Plan
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STEP, SAVED_ACTIVATIONS, Plan
 
 
 def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
@@ -184,14 +184,25 @@ def _states_room_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     """Return the parameter bytes for whose states a device needs room: those it keeps, and what moves."""
     offloaded, ratio = offloaded_bytes(plan, profile, device), profile.optimizer_bytes_per_parameter_byte
     moving = NUM_ROOMS * room_bytes(ratio * offloaded) / ratio if ratio else 0.0
+    if plan.offloaded_layers(device, OPTIMIZER_STEP):
+        moving = 0.0
     return stepped_bytes(plan, profile, device) - offloaded + moving
+
+
+def _stepped_on_host_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
+    """Return the bytes of weights, and gradients in rooms, that a host has which makes a device's step."""
+    if not plan.offloaded_layers(device, OPTIMIZER_STEP):
+        return 0.0
+    offloaded, ratio = offloaded_bytes(plan, profile, device), profile.optimizer_bytes_per_parameter_byte
+    return offloaded + (NUM_ROOMS * room_bytes(ratio * offloaded) / ratio if ratio else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
     """The bytes that a plan keeps in a host's memory, by what they are, and the most that may be there.
 
-    saved_bytes: what microbatches in flight keep for their backward.
+    state_bytes: with the weights and gradients that its CPU steps. saved_bytes: what microbatches in flight
+    keep for their backward.
     """
 
     state_bytes: float
@@ -216,6 +227,7 @@ def host_uses(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, 
         device = cluster.device(name)
         view = profile.on(device.kind)
         states = offloaded_bytes(plan, view, name) * view.optimizer_bytes_per_parameter_byte
+        states += _stepped_on_host_bytes(plan, view, name)
         frozen = sum(weights_on_host(plan, view, name).values())
         saved = saved_on_host(plan, view, name)
         if states or frozen or saved:

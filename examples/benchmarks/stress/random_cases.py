@@ -30,6 +30,7 @@ from partition.plan import (
     FROZEN_WEIGHTS,
     OFFLOADS,
     OPTIMIZER_STATES,
+    OPTIMIZER_STEP,
     SAVED_ACTIVATIONS,
     Pipeline,
     Plan,
@@ -80,7 +81,7 @@ def random_case(
     if over_nodes and len(set(names)) == 1:
         names[seed % num_ranks] = "o"
     devices = [Device(f"n/{i}", names[i], CPU, 1e12, speed=speed) for i, speed in enumerate(speeds)]
-    lent = HostMemory(1e12, Link(1e-3, 1e9)) if hosts else None
+    lent = HostMemory(1e12, Link(1e-3, 1e9), 1e9) if hosts else None
     nodes = tuple(
         Node(name, tuple(device for device in devices if device.node == name), host_memory=lent)
         for name in sorted(set(names))
@@ -199,7 +200,8 @@ def _with_segments(rng: random.Random, plan: Plan) -> Plan:
 
 
 def _on_hosts(rng: random.Random, plan: Plan, profile: ModelProfile) -> Plan:
-    """The plan with any of what a stage may keep on its host there."""
+    """The plan with any of what a stage may keep on its host there; half of them let hosts step."""
+    steps = rng.random() < 0.5
 
     def drawn(stage: Stage) -> Stage:
         possible = {OPTIMIZER_STATES}
@@ -207,8 +209,9 @@ def _on_hosts(rng: random.Random, plan: Plan, profile: ModelProfile) -> Plan:
             possible.add(FROZEN_WEIGHTS)
         if saved_bytes_on_host(profile, *stage.layers) and not stage.recompute:
             possible.add(SAVED_ACTIVATIONS)
-        words = [word for word in OFFLOADS if rng.random() < 0.6]
-        return replace(stage, offload=tuple(word for word in words if word in possible))
+        words = {word for word in OFFLOADS if rng.random() < 0.6 and word in possible}
+        words |= {OPTIMIZER_STEP} if steps and OPTIMIZER_STATES in words else set()
+        return replace(stage, offload=tuple(word for word in OFFLOADS if word in words))
 
     return replace(
         plan,

@@ -27,6 +27,7 @@ from hetpipe.runtime.gradient_sync import counted_names
 from hetpipe.runtime.host_activations import activations_on_host
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.host_states import HostStates
+from hetpipe.runtime.host_steps import HostSteps
 from hetpipe.runtime.host_weights import HostWeights, names_on_host
 from hetpipe.runtime.layer_sync import absent_names
 from hetpipe.runtime.optimizer import Optimizer
@@ -53,7 +54,7 @@ class Rank:
 
     case: Case
     model: LayerModel
-    optimizer: "RecordingOptimizer | RecordingHostStates"
+    optimizer: "RecordingOptimizer | RecordingHostStates | RecordingHostSteps"
     executor: Executor
 
     @classmethod
@@ -73,9 +74,10 @@ class Rank:
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
         offloaded = offloaded_names(program.plan, program.device_names[rank], chain, stepped)
-        optimizer: RecordingOptimizer | RecordingHostStates
+        optimizer: RecordingOptimizer | RecordingHostStates | RecordingHostSteps
         if offloaded:
-            optimizer = RecordingHostStates(stepped, counted, WEIGHT_DECAY, offloaded=offloaded)
+            kept = RecordingHostSteps if offloaded.by_host else RecordingHostStates
+            optimizer = kept(stepped, counted, WEIGHT_DECAY, offloaded=offloaded.names)
         else:
             optimizer = RecordingOptimizer(stepped, counted, WEIGHT_DECAY)
         weights = HostWeights(model, away, torch.device("cpu")) if away else None
@@ -108,6 +110,16 @@ class RecordingOptimizer(Optimizer):
 
 class RecordingHostStates(HostStates):
     """The same with states on the host."""
+
+    gradients: dict[str, Tensor]
+
+    def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
+        super().step(learning_rate, scale, loss_scale)
+        self.gradients = copied_gradients(self.parameters)
+
+
+class RecordingHostSteps(HostSteps):
+    """The same whose host steps."""
 
     gradients: dict[str, Tensor]
 
