@@ -107,12 +107,9 @@ COMBINATIONS = (
     Combination("Llama, one microbatch each", 3, ONCE),
     Combination("Llama, one recomputes by layer", 3, replicas((2, 4), (2, 4), (2, 4), by_layer=True)),
     Combination("Llama, one cut in two", 2, cut(2, 4)),
-    Combination("Llama, one cut in two", 3, cut(2, 4)),
-    Combination("Llama, one cut in two, states alone above", 3, cut(2, 4), layer_zero=4 * (3,) + 4 * (1,)),
     Combination("Llama in bf16, uneven replicas", 2, UNEVEN, dtype=BF16),
     Combination("Llama in fp16, one cut in two", 2, cut(2, 4), dtype=FP16),
     Combination("GPT-2, tied weights cut apart", 2, cut(1, 5), model="gpt2"),
-    Combination("GPT-2, tied weights cut apart", 3, cut(1, 5), model="gpt2"),
     Combination("GPT-2, uneven replicas", 3, UNEVEN, model="gpt2"),
     Combination("Llama with LoRA, even replicas", 2, EVEN, lora=LORA),
     Combination("Llama with LoRA, even replicas", 3, EVEN, lora=LORA),
@@ -130,6 +127,9 @@ COMBINATIONS = (
         replicas((2, 5), (2, 4), (1, 3), by_layer=True, together=3),
     ),
     Combination("Llama, in groups of two", 3, replicas((1, 5), (2, 4), (1, 3), together=2)),
+    Combination("Llama, one cut in two", 3, cut(2, 4)),
+    Combination("Llama, one cut in two, states alone above", 3, cut(2, 4), layer_zero=4 * (3,) + 4 * (1,)),
+    Combination("GPT-2, tied weights cut apart", 3, cut(1, 5), model="gpt2"),
 )
 
 
