@@ -5,6 +5,7 @@ so that the cuts are known: what shares a node belongs together, or must be part
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from cost_model.errors import InfeasibleError
 from partition.baselines.drafts import Drafts, check_few_devices
 from partition.baselines.layer_splits import layer_bytes, proportional_cuts
 from partition.baselines.strategy import TooManyDevicesError, least_of, missing_bytes
+from partition.baselines.whole_models import sharded
 from partition.estimates.batch_split import in_proportion, share_out
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
 from partition.estimates.ranking import best_plan
@@ -73,17 +75,25 @@ def zorse(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     Zorse (Guo et al., arXiv 2507.10392, 2025): groups by a cut of the bandwidths, data parallel inside (ZeRO
     stage 2) with microbatches in proportion to speed; a group gets layers in proportion to its speed. Here
     groups are runs of nodes of about equal speed, of every number up to that of nodes or layers; a
-    device has samples, not a part of each microbatch; weights are whole on each. Its parameters in
-    host memory are not here.
+    device has samples, not a part of each microbatch. Devices of a group shard its optimizer states (stage
+    1), or nothing, whichever is soonest: stage 2 here sums in each microbatch, where Zorse computes a layer
+    for all of them and sums once. Weights are whole on each device; parameters in host memory are not here.
 
     Raises: TooManyDevicesError where there are too many; InfeasibleError of the variant that lacks least.
     """
     check_few_devices("zorse", problem)
+    drafts = _in_groups(problem)
+    with suppress(InfeasibleError):
+        drafts.enter_plan(sharded(problem, lambda smaller: _in_groups(smaller).best(None)))
+    return drafts.best(evaluate)
+
+
+def _in_groups(problem: Problem) -> Drafts:
     drafts = Drafts("zorse", problem)
     for size in sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes}):
         for groups in _groups(problem, drafts.costs, size):
             drafts.enter(_stages_of(problem, drafts.costs, groups, size))
-    return drafts.best(evaluate)
+    return drafts
 
 
 def _groups(problem: Problem, costs: PipelineCosts, size: int) -> Iterator[list[list[Device]]]:

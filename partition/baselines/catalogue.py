@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from partition.baselines.bandwidth_groups import hexiscale, zorse
+from partition.baselines.cephalo import cephalo
 from partition.baselines.data_parallel import ddp, poplar
-from partition.baselines.flops_shares import cephalo, hap, whale_dp
+from partition.baselines.flops_shares import hap, whale_dp
 from partition.baselines.heterog import heterog
 from partition.baselines.layer_splits import (
     gpipe_even,

@@ -38,6 +38,10 @@ class Drafts:
         self._estimated += made
         return min(seconds for seconds, _ in made)
 
+    def enter_plan(self, plan: Plan) -> None:
+        """Enter a plan that another rule has made, and that fits."""
+        self._estimated.append((self._estimate.estimate_s(plan), self._named(plan)))
+
     def best(self, evaluate: Evaluate | None) -> Plan:
         """Return the best plan; of the two of least estimate, if the simulator is given.
 

@@ -13,14 +13,20 @@ first device of a class of equal ones, or on the next one in turn in the pool. W
 a ring, by nodes, or by reduction to one device and broadcast (a parameter server's way) is decided bucket by
 bucket by cost, as in every plan (`cost_model.collective_choice`), and devices that serve several stages run
 them in the order of list scheduling (`hetpipe.program.list_scheduling`), as HEFT ranks them in the paper.
+All groups of the search have one microbatch size; the plain strategies of the pool, equal shares and shares
+in proportion, are made with sizes of each device's own, too, and the best of all is the plan.
 Complexity: O(passes * groups * (classes + 2)) drafts of as many pipelines as devices.
 """
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 
 from cost_model.cluster import Device
+from cost_model.errors import InfeasibleError
+from partition.baselines.data_parallel import ddp
 from partition.baselines.drafts import Drafts, check_few_devices
+from partition.baselines.flops_shares import hap
 from partition.baselines.layer_splits import proportional_cuts
 from partition.estimates.batch_split import in_proportion
 from partition.estimates.device_classes import equal_devices
@@ -48,6 +54,9 @@ def heterog(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     pool = [(search.step_s(choices, size), -size, choices) for choices in search.pool() for size in sizes]
     _, size, best = min(pool, key=lambda entry: entry[:2])
     search.improve(best, -size)
+    for rule in (ddp, hap):
+        with suppress(InfeasibleError):
+            search.drafts.enter_plan(rule(problem, None))
     return search.drafts.best(evaluate)
 
 

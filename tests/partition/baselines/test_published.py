@@ -1,5 +1,6 @@
 """The rules of published systems: by hand, on random problems, and as programs that run."""
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -159,10 +160,37 @@ def test_hap_gives_every_device_samples_by_speed():
         BASELINES["hap"](with_memory(lab([[3.0, 1.0]], 8), [1e6, 19.0]), None)
 
 
-def test_cephalo_takes_whole_microbatches_that_end_soonest():
+def test_cephalo_takes_whole_microbatches_that_end_soonest_all_in_one_pass():
     # 4 samples take 30 s on a/0 and 15 s on a/1: 4 and 8 of 12 end together
     plan = BASELINES["cephalo"](lab([[1.0, 2.0]], 12), None)
-    assert shares(plan) == [("a/0", 4, 4), ("a/1", 8, 4)] and plan.zero == 1
+    assert shares(plan) == [("a/0", 4, 4), ("a/1", 8, 4)] and plan.zero == 3
+    assert [pipeline.in_flight(0) for pipeline in plan.pipelines] == [1, 2]
+
+
+def test_cephalo_lets_a_fast_small_device_compute_much_and_hold_nothing():
+    # 16 bytes of states, a sample saves 4: a/0 holds no model. Four samples there: 16 bytes, the weights of
+    # two layers and gradients of one. a/1 owns all of it, and computes one sample.
+    problem = with_memory(lab([[4.0, 1.0]], 5), [19.0, 20.0])
+    for name in ("poplar-0", "whale-dp"):
+        with contextlib.suppress(InfeasibleError):
+            assert "a/0" not in BASELINES[name](problem, None).device_names
+    plan = BASELINES["cephalo"](problem, None)
+    assert shares(plan) == [("a/0", 4, 4), ("a/1", 1, 1)]
+    assert plan.state_owners == ("a/1",) * 4
+
+
+def test_cephalo_passes_in_groups_where_not_all_fits_at_once():
+    # beside 16 / 2 bytes of states, and what is fetched, no device of 27 bytes has room for all its 8 samples
+    plan = BASELINES["cephalo"](with_memory(lab([[1.0, 1.0]], 16), [27.0, 27.0]), None)
+    assert [pipeline.num_samples for pipeline in plan.pipelines] == [8, 8]
+    flights = [(pipeline.in_flight(0), pipeline.stages[0].recompute) for pipeline in plan.pipelines]
+    assert all(again or flight * 4 < 8 for flight, again in flights)
+
+
+def test_cephalo_shards_states_alone_where_weights_cannot_be_sharded():
+    assert BASELINES["cephalo"](lab([[1.0]], 4), None).zero == 1
+    travels = replace(lab([[1.0, 2.0]], 12), gradient_dtype="bf16")
+    assert BASELINES["cephalo"](travels, None).zero == 1
 
 
 def test_virtual_workers_of_hetpipe():
@@ -221,6 +249,14 @@ def test_zorse_makes_a_stage_of_a_node_and_shares_by_speed():
         [("a/1", (0, 2)), ("b/0", (2, 4))],
     ]  # fmt: skip
     assert [entry.num_samples for entry in plan.pipelines] == [4, 2]
+
+
+def test_zorse_shards_states_inside_a_stage_where_nothing_else_fits():
+    # four layers of 4 bytes and a saved one: 20 bytes hold the model, 18 with half of the states
+    problem = replace(lab([[1.0, 1.0]], 4, memory_bytes=18.0), microbatch_sizes=(1,))
+    plan = BASELINES["zorse"](problem, None)
+    assert plan.zero == 1 and plan.state_owners == ("a/0", "a/0", "a/1", "a/1")
+    assert BASELINES["zorse"](lab([[1.0, 1.0]], 4), None).zero == 0
 
 
 def test_heterog_places_the_layers_that_are_costly_to_sum_and_replicates_the_others():
