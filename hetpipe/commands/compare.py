@@ -125,13 +125,15 @@ def _named(strategies: Sequence[str]) -> tuple[str, ...]:
 def _draw(
     outcomes: "Sequence[Outcome]", measured: "Mapping[str, MeasuredRounds]", problem: Problem, path: Path
 ) -> list[Path]:
-    """Draw the speeds of the strategies, predicted and measured, with the bound; return the files."""
+    """Draw speeds and memory of the strategies, predicted and measured, with the bound; return the files."""
     from hetpipe.commands.pictures import save_picture
-    from hetpipe.reporting.plots import speedups, title
+    from hetpipe.reporting.plots import speeds_and_memory, title
 
     seconds = {strategy: each.step_s for strategy, each in measured.items()}
+    peaks = {strategy: each.peak_bytes for strategy, each in measured.items()}
     of = f"{problem.profile.model}, {problem.global_batch_size} samples a step, on {problem.cluster.name}"
-    return save_picture(title(speedups(outcomes, seconds), of), path)
+    above, _ = speeds_and_memory(outcomes, problem.cluster, seconds, peaks)
+    return save_picture(title(above, of), path)
 
 
 def _compared(

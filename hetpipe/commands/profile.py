@@ -49,7 +49,7 @@ from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
 from hetpipe.profiling.merging import left_out, merge
 from hetpipe.profiling.profile_cache import profile_model
-from hetpipe.reporting.largest_sizes import LARGEST_MEANS, largest_table
+from hetpipe.reporting.largest_sizes import CURVE_MEANS, LARGEST_MEANS, curve_table, largest_table
 from hetpipe.reporting.progress import progress_bar
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, RunFolder
@@ -150,7 +150,7 @@ def _show(profile: ModelProfile, output: Path | None, cluster: Cluster | None, *
     if layers:
         show([profile_table(profile), *link_sentences(profile)])
     if cluster is not None:
-        show([largest_table(profile, cluster), LARGEST_MEANS])
+        show([curve_table(profile, cluster), CURVE_MEANS, largest_table(profile, cluster), LARGEST_MEANS])
     where = f"; wrote {output}" if output is not None else ""
     what = f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}"
     show([*precision_sentences(profile), *estimate_sentences(profile, profile.kinds), what])

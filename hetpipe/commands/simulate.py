@@ -25,6 +25,7 @@ from hetpipe.program.trace import chrome_trace
 from hetpipe.reporting.critical_path import Share, critical_path, shares
 from hetpipe.reporting.idle_time import DeviceTime, device_times
 from hetpipe.reporting.speed_breakdown import speed_sentence, speed_shares
+from hetpipe.reporting.sums_table import summed_gradients, sums_table
 from hetpipe.reporting.tables import path_sentence, plan_sentences, plan_table, show, waiting_table
 from hetpipe.runs.run_folder import PREDICTED
 from partition.plan import Figures
@@ -68,13 +69,14 @@ def simulate_command(
     speed = speed_shares(prediction.trace, prediction.costs, profile, cluster)
     if json:
         data = _figures_json(prediction.figures, causes, times)
-        print_json({**data, "speed": speed, **choice_json(prediction.choice)})
+        sums = [each.to_json() for each in summed_gradients(prediction.costs)]
+        print_json({**data, "speed": speed, "sums": sums, **choice_json(prediction.choice)})
         note(estimates_of(profile, cluster))
         return
     show(plan_sentences(prediction.plan, profile, cluster, details=verbose))
     show([plan_table(prediction.plan, profile, cluster)])
     show([*choice_sentences(prediction.choice, schedule), speed_sentence(speed)])
-    show([path_sentence(causes), waiting_table(times)])
+    show([*sums_table(prediction.costs, profile), path_sentence(causes), waiting_table(times)])
 
 
 def _figures_json(

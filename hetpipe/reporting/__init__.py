@@ -10,8 +10,9 @@ Others use:
     speed_breakdown: speed_shares, speed_sentence
     tables: console, show, plan_table, plan_sentences, waiting_table,
         profile_table, path_sentence, bound_sentence, estimate_sentences
+    sums_table: sums_table, summed_gradients
     progress: progress_bar, bar_if_long, step_bar
-    largest_sizes: largest_table, LARGEST_MEANS
+    largest_sizes: largest_table, curve_table, LARGEST_MEANS, CURVE_MEANS
     comparison_tables: comparison_table, misfit_sentences, gain_sentence
     run_tables: run_report_tables, run_marks, measured_table
     measured_tables: measured_rounds_tables

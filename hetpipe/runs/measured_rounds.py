@@ -53,6 +53,12 @@ class MeasuredRounds:
         """Return the device that has least memory left, by its measured peak where that is known."""
         return max(self.reports[0].devices.items(), key=lambda entry: _full(entry[1]))
 
+    @property
+    def peak_bytes(self) -> dict[str, float]:
+        """Return the measured peak of each device whose bytes are counted."""
+        devices = self.reports[0].devices.items()
+        return {name: device.peak_bytes for name, device in devices if device.peak_bytes is not None}
+
     def to_json(self) -> dict[str, Any]:
         """Return what --json says of a strategy that was run."""
         seconds, devices = self.step_seconds, self.reports[0].devices

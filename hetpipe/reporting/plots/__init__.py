@@ -3,7 +3,7 @@
 from hetpipe.reporting.colours import BACKWARD, BLUE, FORWARD, OPTIMIZER, VERMILION
 from hetpipe.reporting.plots.cost_fronts import cost_front
 from hetpipe.reporting.plots.device_memory import memory
-from hetpipe.reporting.plots.memory_shares import memory_shares
+from hetpipe.reporting.plots.memory_shares import memory_shares, speeds_and_memory
 from hetpipe.reporting.plots.plans import overview, partition_bars, plan_title, speedups, subject
 from hetpipe.reporting.plots.runs import losses, predictions, step_seconds
 from hetpipe.reporting.plots.style import STAGE_COLOURS, as_png, figure_of, new_axes, save, save_pages, title
@@ -34,6 +34,7 @@ __all__ = [
     "predictions",
     "save",
     "save_pages",
+    "speeds_and_memory",
     "speedups",
     "stage_labels",
     "step_seconds",

@@ -100,3 +100,7 @@ def test_every_strategy_is_executed_and_all_have_the_same_losses(compare, tmp_pa
         assert all(device["predicted_bytes"] > 0 for device in entry["devices"].values())
     assert told["losses_apart"] <= LOSSES_AGREE
     assert all(Path(file).exists() for file in told["files"]) and len(told["files"]) == 2
+    (drawn,) = (Path(file).read_text() for file in told["files"] if file.endswith(".svg"))
+    assert (
+        "plan 0 B" not in drawn and drawn.count(">plan ") >= len(by_name) - 1
+    )  # memory as planned, below its peak

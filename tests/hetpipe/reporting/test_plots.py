@@ -317,6 +317,20 @@ def test_fields_say_how_full_devices_are_and_what_is_missing():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["ddp", "poplar", "auto"]
 
 
+def test_the_picture_of_what_was_measured_has_speeds_above_and_memory_at_its_peak_below():
+    rows = [Outcome("ddp", None, "does not fit", "b/0", 512.0), outcome("single", 4.0), outcome("auto", 2.0)]
+    usable = small_cluster().device("a/0").usable_bytes
+    need = memory_on(small_plan(), small_profile(), small_cluster().device("a/0")).total_bytes
+    above, below = plots.speeds_and_memory(
+        rows, small_cluster(), {"single": 4.2, "auto": 2.0}, {"auto": {"a/0": usable / 2}}
+    )
+    assert len(figure_of(above).axes) == 2
+    assert bars(above, plots.BLUE) == pytest.approx([1.0, 2.1])
+    texts = [text.get_text() for text in below.texts]
+    assert "512 B too little" in texts
+    assert f"{format_bytes(usable / 2)}, 50%\nplan {format_bytes(need)}" in texts
+
+
 def test_a_changed_plan_stands_below_that_of_today_in_the_same_colours_and_scale():
     profile, cluster = small_profile(), small_cluster()
     today = WhatIfRow("today", outcome("auto", 2.0).plan)
