@@ -392,5 +392,5 @@ def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[s
     best = checkpoint.best(folder.checkpoints)
     if best is not None and best != source:
         of = shlex.quote(str(folder.path / BEST))
-        told.append(f"better when held out was {best.name}: hetpipe export {of} -o {name}")
+        told.append(f"best when held out was {best.name}: hetpipe export {of} -o {name}")
     return told

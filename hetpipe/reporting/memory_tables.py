@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from cost_model.cluster import Cluster
-from cost_model.memory import trained_bytes
+from cost_model.memory import held_bytes, trained_bytes
 from cost_model.profile import ModelProfile
 from hetpipe.reporting.tables import new_table, unit_of
 from partition.estimates.plan_memory import plan_memory
@@ -52,6 +52,10 @@ def memory_uses(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str
         memory = plan_memory(plan, held, name)
         lowered = sum(held.layers[layer].lowered_bytes for layer in layers)
         trained = trained_bytes(profile, layers) + lowered
+        if (
+            plan.sharding.by_layer
+        ):  # owners alone keep what is trained; what is frozen is whole on each device
+            trained = memory.parameter_bytes - (held_bytes(held, layers) - trained)
         found[name] = MemoryUse(
             frozen_bytes=memory.parameter_bytes - trained,
             trained_bytes=trained,

@@ -196,8 +196,16 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
-    def remove_results(self) -> None:
-        """Remove what a run before told of its steps, which are not those of the next, or of its plan."""
+    def begin_after(self, steps: int) -> None:
+        """Leave the metrics of the first steps only: a run that was killed had gone on beyond its checkpoint.
+
+        What it told of its plan and its last step goes: these are not those of the run that begins.
+
+        Raises: InputError if the folder cannot be written to.
+        """
+        if self.metrics.exists():
+            kept = [entry for entry in self.read_metrics() if entry["step"] <= steps]
+            self.write(self.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
         for path in (self.report, self.trace, self.page):
             path.unlink(missing_ok=True)
 

@@ -1,6 +1,5 @@
 """From a plan to a finished run: the run folder, the processes, and what came out."""
 
-import json
 import logging
 import shutil
 import time
@@ -101,8 +100,7 @@ def prepare(
     fresh = not folder.path.exists() or not any(folder.path.iterdir())
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        _keep_metrics(folder, done)
-        folder.remove_results()
+        folder.begin_after(done)
         if not own_data:
             for told in prepare_data(folder, task_settings, vocabulary, plan=prediction.plan):
                 tell(told)
@@ -136,13 +134,6 @@ def _damaged_later(folder: RunFolder, done: int, settings: Settings) -> dict[Pat
             )
         damaged[later] = damage
     return damaged
-
-
-def _keep_metrics(folder: RunFolder, steps: int) -> None:
-    """Leave the first steps only: a run that was killed had gone on beyond its checkpoint."""
-    if folder.metrics.exists():
-        kept = (entry for entry in folder.read_metrics() if entry["step"] <= steps)
-        folder.write(folder.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
 def train(

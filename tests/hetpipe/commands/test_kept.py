@@ -227,9 +227,7 @@ def test_what_was_best_when_held_out_is_named_and_exported(hetpipe, run):
     step = min(losses, key=lambda each: losses[each])
     assert step < 9
     export = "hetpipe export runs/bert-tiny-001/best -o best"
-    assert (
-        f"better when held out was step-{step:06d}: {export.replace('-o best', '-o my-model')}" in result.out
-    )
+    assert f"best when held out was step-{step:06d}: {export.replace('-o best', '-o my-model')}" in result.out
     assert hetpipe(export.removeprefix("hetpipe ")).code == 0
     expected = model_spec(MODEL).build()
     checkpoint_weights.load_weights(folder.checkpoints / f"step-{step:06d}", expected)

@@ -11,8 +11,10 @@ from matplotlib.image import imread
 from cost_model.cluster import Cluster, Device, Node
 from cost_model.cluster_file import read_cluster
 from hetpipe.reporting import colours, plots
+from hetpipe.reporting.memory_tables import memory_uses
 from hetpipe.reporting.plots import figure_of
 from hetpipe.simulation.prediction import simulate_plan
+from partition.estimates.plan_memory import memory_on
 from partition.plan import Pipeline, Plan, Stage
 from small_case import (
     HOST_CLUSTER,
@@ -76,6 +78,20 @@ def test_a_picture_is_never_larger_than_programs_open(tmp_path: Path):
     ax = plots.new_axes(width=0.5, height=400.0)
     png, _ = plots.save(figure_of(ax), tmp_path / "long")
     assert 30_000 < imread(png).shape[0] < 2**15 + 500
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_sharded_weights_are_trained_ones_and_all_parts_are_of_their_device(zero: int):
+    plan, profile, cluster = whole_model_on_two_nodes_of_two()
+    sharded = replace(plan, zero=zero, state_owners=("a/0",) * 4)
+    uses = memory_uses(sharded, profile, cluster)
+    assert [use.frozen_bytes for use in uses.values()] == [40.0] * 4  # of the embeddings
+    trained = {name: use.trained_bytes for name, use in uses.items()}
+    whole = 800 + 300 - 250 - 40  # the head is tied to the embeddings by 250
+    assert trained["a/0"] == whole
+    assert all((0 < trained[name] < whole) == (zero == 3) for name in ("b/0", "a/1", "b/1"))
+    for name, use in uses.items():
+        assert use.total_bytes == memory_on(sharded, profile, cluster.device(name)).total_bytes
 
 
 def test_the_memory_of_a_host_that_keeps_states_is_drawn_below(tmp_path: Path):
