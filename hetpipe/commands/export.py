@@ -94,8 +94,9 @@ def _write_ends_of_texts(source: Path, manifest: "Manifest", output: Path) -> No
     from hetpipe.data.vocabulary import load_vocabulary
 
     config = output / CONFIG_FILE
-    if manifest.lora is None and config.exists():
-        spec = _kept_spec(source, manifest.model)
+    if config.exists():
+        name = manifest.model.removesuffix("" if manifest.lora is None else manifest.lora.suffix)
+        spec = _kept_spec(source, split_load_in(name)[0])
         if spec.task.translates:
             vocabulary = load_vocabulary(output / "tokenizer.json")
             write_atomically(output / "tokenizer_config.json", tokenizer_config_text(vocabulary, spec.inputs))

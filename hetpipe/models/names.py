@@ -36,12 +36,12 @@ class ModelEntry:
 
         Raises: InputError if they are given in another way.
         """
-        if self.task.translates:
-            raise InputError(
-                f"{self.name} has an encoder and a decoder, beside which no adapters are trained here; train "
-                "all of it, or adapters from Python: hetpipe.Trainer"
-            )
         given = None if self.folder is None else self.folder.quantization
+        if self.task.translates and (given is not None or load_in is not None):
+            raise InputError(
+                f"{self.name} has an encoder and a decoder, whose weights are not held in 4 or 8 bits here; "
+                "leave --load-in out, and give weights that are not quantized"
+            )
         if given is not None and load_in not in (None, given.load_in):
             raise InputError(
                 f"--load-in {load_in}: {self.name} is in {given.load_in} already; leave the option out"

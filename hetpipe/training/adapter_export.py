@@ -46,7 +46,7 @@ def export_merged(source: Path, target: Path, spec: ModelSpec) -> None:
     with torch.no_grad():
         for name, value in _adapters(source).items():
             parameters[name].copy_(value)
-    model = spec.build()
+    model = spec.build_as_saved()
     fill(model, merged_weights(layers.model), source)
     with _whole_or_nothing(target):
         model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module

@@ -349,8 +349,12 @@ def test_a_run_without_data_or_with_what_cannot_be_told_is_one_line(tmp_path, ca
     assert "learns translation; give --data: JSON lines" in capsys.readouterr().err
     assert cli.main([*run_it, "--data", data, "--eval-data", data, "--best", "f1"]) == 2
     assert "--best is 'f1', and of held-out data there is loss or bleu" in capsys.readouterr().err
-    assert cli.main([*run_it, "--data", data, "--lora", "r=4,alpha=8,targets=q_proj"]) == 2
-    assert "has an encoder and a decoder, beside which no adapters" in capsys.readouterr().err
+    assert cli.main([*run_it, "--data", data, "--lora", "r=4,alpha=8,targets=c_attn"]) == 2
+    assert "LoRA target 'c_attn'" in capsys.readouterr().err
+    assert (
+        cli.main([*run_it, "--data", data, "--lora", "r=4,alpha=8,targets=q_proj", "--load-in", "8bit"]) == 2
+    )
+    assert "whose weights are not held in 4 or 8 bits here; leave --load-in out" in capsys.readouterr().err
     monkeypatch.setattr(bleu, "has_sacrebleu", lambda: False)
     assert cli.main([*run_it, "--data", data, "--eval-data", data, "--best", "bleu"]) == 2
     assert "sacrebleu computes, and it is not installed; pip install" in capsys.readouterr().err
