@@ -9,12 +9,15 @@ import pytest
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.training.resumption import find_checkpoint
-from partition.plan import OPTIMIZER_STATES, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
+from partition.plan import OPTIMIZER_STATES, OPTIMIZER_STEP, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
 from runs import CPU_CLUSTER, chain_plan, made_up_profile, run
 
 MODEL = "bert-tiny"
 BEFORE, AFTER = 4, 10
-CLUSTER = CPU_CLUSTER + 'host_memory = "1 GiB"\nhost_link = { bandwidth = "10 GB/s", latency = "10 us" }\n'
+CLUSTER = CPU_CLUSTER + (
+    'host_memory = "1 GiB"\nhost_link = { bandwidth = "10 GB/s", latency = "10 us" }\n'
+    'host_optimizer = "10 GB/s"\n'
+)
 ON_HOST = (OPTIMIZER_STATES, SAVED_ACTIVATIONS)
 
 
@@ -36,6 +39,7 @@ PLANS = {
     "uneven": chain_plan(MODEL, [0, 1, 4, 7, 8], 2),
     "recomputed": chain_plan(MODEL, [0, 5, 8], 8, recompute=True),
     "on hosts": chain_plan(MODEL, [0, 3, 8], 2, offload=ON_HOST),
+    "stepped by hosts": chain_plan(MODEL, [0, 5, 8], 4, offload=(OPTIMIZER_STATES, OPTIMIZER_STEP)),
     "two pipelines": two(zero=0),
     "zero 1": two(zero=1),
     "zero 2": two(zero=2),
