@@ -12,9 +12,8 @@ Complexity: O(places * layers * width) a period, width: the most layers that a d
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, Timing
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
 LONGER = 1.5
+MOST_BYTES = 20e6  # of what places take, that is kept
 ALMOST = 1e-6  # of a period: an in_flight that is whole but for rounding is not rounded up
 
 
@@ -42,9 +42,11 @@ class CutOptimizer:
         self.tables, self.timings = tables, timings
         self._optimizer_s = tables.optimizer_s if optimizer_s is None else optimizer_s
         self._class_of = tables.classes.class_indices()
-        self._links: dict[object, Floats] = {}
+        self._links: dict[object, tuple[Floats, Floats]] = {}
         self._no_link = np.zeros(tables.num_layers + 1)
         self._stages: dict[tuple[int, int, bool], _Band] = {}
+        self._kept: dict[object, Floats] = {}
+        self._kept_bytes = 0
         self._done: dict[object, tuple[TimedStage, ...] | None] = {}
 
     def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
@@ -90,6 +92,8 @@ class CutOptimizer:
         period = float(1 / (1 / np.maximum(whole, 1e-300)).sum())
         count = num_samples / microbatch_size
         places = self._places(devices, class_indices, microbatch_size, count, recompute)
+        if not places:
+            return None
         best: tuple[float, tuple[TimedStage, ...]] | None = None
         for _ in range(8):
             stages = self._cut_for(devices, places, period)
@@ -123,8 +127,8 @@ class CutOptimizer:
             table = np.full((2, self.tables.num_layers + 1), np.inf)
             for layer, row in enumerate(rows, 1):
                 table[:, layer] = sum(row), max(row[:2])
-            self._links[key] = table
-        return self._links[key][0], self._links[key][1]
+            self._links[key] = table[0], table[1]
+        return self._links[key]
 
     def _places(
         self,
@@ -133,33 +137,76 @@ class CutOptimizer:
         size: int,
         count: float,
         recompute: bool,
-    ) -> list["_Place"]:
-        """Return what the cuts of an order choose from, whatever the period."""
-        first_trained, places = self.tables.prices.first_trained, []
-        for place, class_index in enumerate(class_indices):
-            band = self._band(class_index, size, recompute)
-            link_trip_s, link = self._no_link, self._no_link
-            if place + 1 < len(class_indices):
-                link_trip_s, link = self._link(devices[place], devices[place + 1], size)
-            places.append(_Place(band, link_trip_s, link, count, first_trained))
+    ) -> list["_Place | _CompiledPlace"]:
+        """Return what the cuts of an order choose from, whatever the period; nothing where there are none."""
+        places: list[_Place | _CompiledPlace] = []
+        bands = [self._band(class_index, size, recompute) for class_index in class_indices]
+        starts = _starts(bands)
+        if any(low > high for low, high in starts):
+            return []
+        for place, (class_index, band) in enumerate(zip(class_indices, bands, strict=True)):
+            trip_s, link = self._no_link, self._no_link
+            if place + 1 < len(bands):
+                trip_s, link = self._link(devices[place], devices[place + 1], size)
+            if self.timings.costs.clocks.many:
+                first_trained = self.tables.prices.first_trained
+                places.append(_CompiledPlace(band, trip_s, link, count, first_trained))
+            else:
+                key = (class_index, size, recompute)
+                places.append(self._place(key, band, (trip_s, link), count, starts[place]))
         return places
 
+    def _place(
+        self, key: object, band: "_Band", link: tuple[Floats, Floats], count: float, starts: tuple[int, int]
+    ) -> "_Place":
+        """Return a place by its band (of a key), the link behind it, microbatches, and where it may begin."""
+        first_trained, most, wait = self.tables.prices.first_trained, max(1.0, math.ceil(count)), count - 1
+        rows = slice(starts[0], starts[1] + 1)
+        # `_link` keeps the rows, so that no other has their id
+        pass_s = self._once((key, id(link[0])), lambda: band.busy_s + link[0][band.stop])
+        total_s = self._once((key, count), lambda: max(count, 1.0) * band.busy_s + band.optimizer_s)
+        spare = self._once((key, "spare", most), lambda: band.spare(most, first_trained))
+        size, width = starts[1] + 1 - starts[0], band.stop.shape[1]
+        return _Place(
+            band,
+            most,
+            first_trained,
+            starts[0],
+            np.arange(0, size * width, width),
+            band.stop[rows],
+            band.busy_s[rows],
+            pass_s[rows],
+            total_s[rows],
+            wait * link[1] if wait > 0 else np.zeros_like(link[1]),
+            spare[rows],
+        )
+
+    def _once(self, key: object, made: Callable[[], Floats]) -> Floats:
+        """Return a table, made once while there is room for it."""
+        found = self._kept.get(key)
+        if found is None:
+            if self._kept_bytes > MOST_BYTES:
+                self._kept.clear()
+                self._kept_bytes = 0
+            found = self._kept[key] = made()
+            self._kept_bytes += found.nbytes
+        return found
+
     def _cut_for(
-        self, devices: Sequence[Device], places: Sequence["_Place"], period: float
+        self, devices: Sequence[Device], places: Sequence["_Place | _CompiledPlace"], period: float
     ) -> tuple[TimedStage, ...] | None:
         ends = self.tables.num_layers
         makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)  # [first layer]
         makespan[ends] = 0.0
         back = []
         for place in reversed(places):
-            cuts = place.compiled_cuts if self.timings.costs.clocks.many else place.cuts
-            makespan, window, pick = cuts(makespan, window, period)
-            back.append((place.band, pick))
+            makespan, window, pick = place.cuts(makespan, window, period)
+            back.append((place.band, pick, place.low))
         if not np.isfinite(makespan[0]):
             return None
         start, stages = 0, []
-        for device, (band, pick) in zip(devices, reversed(back), strict=True):
-            which = int(pick[start])
+        for device, (band, pick, low) in zip(devices, reversed(back), strict=True):
+            which = int(pick[start - low])
             end = int(band.stop[start, which])
             stages.append(TimedStage(device, start, end, which >= band.plain))
             start = end
@@ -205,10 +252,20 @@ class _Band:
         held = np.where(wanted <= ends, caps[start, stop], 0.0)
         return cls(stop, busy_s[start, stop], optimizer_s[start, stop], held, width)
 
-    @cached_property
-    def rows(self) -> npt.NDArray[np.intp]:
-        """Return each first layer."""
-        return np.arange(len(self.stop))
+    @property
+    def width(self) -> int:
+        """Return the most layers of a stage, or more."""
+        return max(self.plain, int(self.stop.shape[1]) - self.plain)
+
+    def spare(self, most: float, first_trained: int) -> Floats:
+        """Return the round trip, in periods, from which on memory does not take what is in flight then.
+
+        most: microbatches of a step, all in flight in stages in front of the first trained layer.
+        """
+        held = np.where(self.caps >= 1, self.caps, -np.inf)
+        if first_trained:
+            held[(self.stop <= first_trained) & (self.caps < most)] = -np.inf
+        return np.asarray(np.where(self.caps >= most, np.inf, held))
 
     def with_others(self, other: "_Band") -> "_Band":
         """Return both side by side."""
@@ -222,76 +279,89 @@ class _Band:
 
 
 _Cuts = tuple[Floats, Floats, npt.NDArray[np.int64]]
-"""Makespan bound and window, and which of a place's stages, by first layer."""
+"""Makespan bound and window by first layer; which of a place's stages, by first layer from its `low` on."""
 
 
-@dataclass(frozen=True)
+def _starts(bands: Sequence[_Band]) -> list[tuple[int, int]]:
+    """Return the first and the last layer that a stage of each place may begin with, as far as widths say.
+
+    The stages in front hold all layers before it, those from it on all that are left, and each at least one.
+    """
+    ends, count = len(bands[0].stop), len(bands)
+    before = [0, *itertools.accumulate(band.width for band in bands)]
+    return [
+        (max(place, ends - before[-1] + before[place]), min(before[place], ends - count + place))
+        for place in range(count)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """A place in an order of devices: the stages it takes, by [start, any], and the link after each.
 
-    trip_s, link_s: a microbatch over the link both ways, and in its slower direction, by [layer]. count:
-    microbatches; all are in flight in stages in front of the first trained layer.
+    most: microbatches; all are in flight in stages in front of the first trained layer. links_s: all but one
+    of them in the link's slower direction, by [layer].
+
+    Of stages that begin with layer `low` or one of the next, by [start, any]: stop; busy_s; pass_s, of a
+    microbatch there and over the link, both ways; total_s, of all and the optimizer; spare, as of the band.
+    at: where the rows begin.
     """
+
+    band: _Band
+    most: float
+    first_trained: int
+    low: int
+    at: npt.NDArray[np.int64]
+    stop: npt.NDArray[np.int64]
+    busy_s: Floats
+    pass_s: Floats
+    total_s: Floats
+    links_s: Floats
+    spare: Floats
+
+    def cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:
+        """Return the best stages of the place for a period; makespan, window: of what comes behind it."""
+        stop = self.stop
+        round_trip_s = window.take(stop)
+        round_trip_s += self.pass_s
+        value = np.maximum(makespan, self.links_s).take(stop)
+        value += self.pass_s
+        np.maximum(value, self.total_s, out=value)
+        value[round_trip_s / period - ALMOST > self.spare] = np.inf
+        pick = value.argmin(axis=1)
+        at = self.at + pick
+        longest, windows = np.empty((2, len(makespan)))
+        longest.fill(np.inf)
+        rows = slice(self.low, self.low + len(pick))
+        longest[rows] = value.take(at)
+        if self.low == 0 and len(pick) == 1:
+            return longest, windows, pick  # nothing is in front that would ask for the window
+        trip_s = round_trip_s.take(at)
+        needed = np.ceil(trip_s / period - ALMOST)
+        np.maximum(needed, 1.0, out=needed)
+        if self.first_trained:
+            needed[stop.take(at) <= self.first_trained] = self.most
+        needed -= 1
+        needed *= period
+        needed += self.busy_s.take(at)
+        windows.fill(0.0)
+        windows[rows] = np.maximum(trip_s, needed)
+        return longest, windows, pick
+
+
+@dataclass(frozen=True, slots=True)
+class _CompiledPlace:
+    """The same, its inner loop compiled. trip_s, link_s: of a microbatch over the link behind, by [layer]."""
 
     band: _Band
     trip_s: Floats
     link_s: Floats
     count: float
     first_trained: int
-
-    @cached_property
-    def pass_s(self) -> Floats:
-        """Return the seconds of a microbatch through the stage and over the link, both ways."""
-        return np.asarray(self.band.busy_s + self.trip_s[self.band.stop])
-
-    @cached_property
-    def total_s(self) -> Floats:
-        """Return the seconds of all microbatches and the optimizer."""
-        return np.asarray(max(self.count, 1.0) * self.band.busy_s + self.band.optimizer_s)
-
-    @cached_property
-    def links_s(self) -> Floats:
-        """Return the seconds of all microbatches but one in the link's slower direction."""
-        wait = max(self.count - 1, 0.0)
-        return np.asarray(wait * self.link_s if wait else np.zeros_like(self.link_s))
-
-    @cached_property
-    def spare(self) -> Floats:
-        """Return the round trip, in periods, from which on memory does not take what is in flight then."""
-        caps, most = self.band.caps, self.most
-        held = np.where(caps >= 1, caps, -np.inf)
-        if self.first_trained:
-            held[(self.band.stop <= self.first_trained) & (caps < most)] = -np.inf
-        return np.asarray(np.where(caps >= most, np.inf, held))
-
-    @cached_property
-    def most(self) -> float:
-        """Return the microbatches of a step; a part of one counts as one."""
-        return max(1.0, math.ceil(self.count))
+    low: int = 0
 
     def cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:
-        """Return the best stages of the place for a period; makespan, window: of what comes behind it."""
-        band, ends = self.band, len(makespan) - 1
-        round_trip_s = window[band.stop]
-        round_trip_s += self.pass_s
-        value = np.maximum(makespan, self.links_s)[band.stop]
-        value += self.pass_s
-        np.maximum(value, self.total_s, out=value)
-        value[round_trip_s / period - ALMOST > self.spare] = np.inf
-        pick = value.argmin(axis=1)
-        at = band.rows, pick
-        longest, windows = np.full(ends + 1, np.inf), np.zeros(ends + 1)
-        longest[:ends] = value[at]
-        trip_s = round_trip_s[at]
-        needed = np.maximum(np.ceil(trip_s / period - ALMOST), 1.0)
-        if self.first_trained:
-            needed[band.stop[at] <= self.first_trained] = self.most
-        windows[:ends] = np.maximum(trip_s, (needed - 1) * period + band.busy_s[at])
-        windows[np.isinf(longest)] = 0.0
-        return longest, windows, pick
-
-    def compiled_cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:
-        """Return `cuts`, compiled."""
+        """Return `_Place.cuts`, of all first layers."""
         from partition.exact.cut_kernel import place_cuts  # loads a compiler
 
         band = self.band

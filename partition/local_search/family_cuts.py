@@ -19,7 +19,7 @@ from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.sync_tail import Copies, Tail
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline, TimedStage, TimingCache
 from partition.exact.cut_dp import CutOptimizer
-from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
+from partition.local_search.families import Cut, Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.starts import SearchSpace
 
 TOGETHER = 6  # exponent: messages queue the more, the nearer a card is to being busy all the time
@@ -80,13 +80,15 @@ class FamilyCutter:
         return self.known[key]
 
     def _cut(self, outline: Outline, layout: Layout, at_once: int) -> Iterator[tuple[Family, PipelineTiming]]:
-        charges = self._charges(outline, layout)
+        charges, known = self._charges(outline, layout), set[tuple[Cut, ...]]()
         for times in dict.fromkeys((charges, tuple(min(charge, 1) for charge in charges))):
             cutter = self._cutter(times, at_once)
             cut = cutter.recut(layout.row, outline.microbatch_size, self._share(outline))
             if cut is not None:
                 cuts = tuple((stage.start, stage.stop, stage.recompute) for stage in cut.stages)
-                yield Family(outline, cuts), cut.timing
+                if cuts not in known:
+                    known.add(cuts)
+                    yield Family(outline, cuts), cut.timing
 
     def _share(self, outline: Outline) -> int:
         """Return the samples of a copy."""
