@@ -13,6 +13,9 @@ MODULES = (
     "hetpipe.training.rank",
     "hetpipe.profiling.layer_profiler",
     *(f"transformers.models.{family}.modeling_{family}" for family in ("bert", "gpt2", "llama")),
+    "warm_kernels",  # numba, too
+    "hetpipe.reporting.pages.page_text",
+    "hetpipe.reporting.run_tables",
     "peft",
 )
 
