@@ -13,9 +13,9 @@ from partition.bounds.best_bound import fractional_bound_s, sharded_bound
 from partition.constraints.wishes import check_forced
 from partition.estimates.effort import Effort
 from partition.estimates.gradient_sync import SyncCosts
-from partition.estimates.group_sharding import group_sharded_plans
+from partition.estimates.group_sharding import roomier_plans, sharded_plans
 from partition.estimates.offloading import has_host_memory, offloaded_plans
-from partition.estimates.optimizer_sharding import sharded_plans, unsharded
+from partition.estimates.optimizer_sharding import unsharded
 from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO, search_chains
@@ -53,9 +53,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, sharded_plans)))
-        contest.enter(
-            by_estimate(search.costs, _with_smaller_states(search, contest.step_s, group_sharded_plans))
-        )
+        contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, roomier_plans)))
     if has_host_memory(problem.cluster) and (contest.best is None or memory_binds(problem, search.costs)):
         offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
         contest.enter(by_estimate(search.costs, offloaded))
@@ -261,13 +259,13 @@ def on_one_node(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
 def _with_smaller_states(search: PipelineSearch, step_s: float, plans_out_of: PlansOutOf) -> Iterator[Plan]:
     """Give plans of fewer states on each device, where they could be faster than a known step.
 
-    plans_out_of: `sharded_plans`, `group_sharded_plans` or `offloaded_plans`.
+    plans_out_of: `sharded_plans`, `roomier_plans` or `offloaded_plans`.
     """
     effort, problem = search.effort.choice, search.problem
     if math.isfinite(step_s):
         least_s = (
             sharded_bound(problem, Sharding.WEIGHTS).fractional_s
-            if plans_out_of is group_sharded_plans
+            if plans_out_of is roomier_plans
             else fractional_bound_s(unsharded(problem, 0.0))
         )
         if not effort.sharded_for_speed or least_s * (1 + effort.least_sharding_gain) > step_s:

@@ -12,14 +12,14 @@ from cost_model.cluster import Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
-from partition.estimates.optimizer_sharding import fits, unsharded, with_state_owners
+from partition.estimates.optimizer_sharding import SHARES, fits, unsharded, with_state_owners
 from partition.estimates.plan_memory import plan_memories
 from partition.plan import Pipeline, Plan
 from partition.problem import Problem, check_plan
 
-ROOMS = (1.0, 2.0, 4.0)
+ROOMS = (2.0,)
 """So many times their memory devices have in the problems to search in, where gradients and weights are to be
-sharded: what replicas share each of them holds a part of."""
+sharded: what two replicas share each of them holds half of."""
 
 
 def layer_groups(plan: Plan) -> list[set[int]]:
@@ -93,20 +93,31 @@ def _by_layer(pipelines: Iterable[Pipeline]) -> tuple[Pipeline, ...]:
     )
 
 
-def group_sharded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
-    """Yield plans that fit memory since gradients, or weights, of some of their groups are sharded.
+def sharded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
+    """Yield plans that fit memory since states, gradients or weights of some groups are sharded.
 
-    plans_of: a search, which knows nothing of sharding: it is given problems without optimizer states, and
-    with more and more memory.
+    plans_of: a search, which knows nothing of sharding: it is given problems with smaller optimizer states.
     """
+    return _sharded_out_of(problem, plans_of, (unsharded(problem, share) for share in SHARES))
+
+
+def roomier_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
+    """Yield the same out of problems without optimizer states whose devices have more memory."""
+    free = unsharded(problem, 0.0)
+    return _sharded_out_of(problem, plans_of, (_with_room(free, times) for times in ROOMS))
+
+
+def _sharded_out_of(
+    problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]], easier: Iterable[Problem]
+) -> Iterator[Plan]:
     seen = set()
-    for times in ROOMS:
-        for plan in plans_of(_with_room(unsharded(problem, 0.0), times)):
+    for each in easier:
+        for plan in plans_of(each):
             if plan.pipelines in seen or max(plan.num_holders) == 1:
-                continue
+                continue  # devices that share no layers have nothing to shard
             seen.add(plan.pipelines)
             sharded = least_sharded(plan, problem.profile, problem.cluster)
-            if sharded is not None and sharded.sharding.by_layer:
+            if sharded is not None:
                 yield sharded
 
 

@@ -5,7 +5,7 @@ devices that hold the layer (Rajbhandari, Rasley, Ruwase and He, SC 2020, sectio
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -119,24 +119,3 @@ def unsharded(problem: Problem, share: float) -> Problem:
     """Return a problem to search in, whose optimizer states are only this share of what they are."""
     ratio = share * problem.profile.optimizer_bytes_per_parameter_byte
     return replace(problem, profile=replace(problem.profile, optimizer_bytes_per_parameter_byte=ratio))
-
-
-def sharded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
-    """Yield plans with sharded states that fit memory, out of plans of problems with smaller states.
-
-    plans_of: a search, which knows nothing of sharding. A plan whose devices share no layers has nothing to
-    shard.
-    """
-    seen = set()
-    for share in SHARES:
-        for plan in plans_of(unsharded(problem, share)):
-            if plan.pipelines in seen or not _shares_layers(plan):
-                continue
-            seen.add(plan.pipelines)
-            sharded = with_state_owners(plan, problem.profile, problem.cluster)
-            if fits(sharded, problem.profile, problem.cluster):
-                yield sharded
-
-
-def _shares_layers(plan: Plan) -> bool:
-    return sum(len(plan.layers_of(name)) for name in plan.device_names) > plan.num_layers
