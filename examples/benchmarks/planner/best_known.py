@@ -84,14 +84,14 @@ def _every_set(search: PipelineSearch, kept: int = 20) -> list[list[TimedPipelin
     devices = problem.cluster.devices
     for count in range(1, len(devices) + 1):
         for used in combinations(devices, count):
-            for orders in _partitions(used):
+            for orders in partitions(used):
                 for timed in product(*map(workers_on, orders)):
                     judged.append((share_out(timed, batch)[0], list(timed)))
         judged = sorted(judged, key=lambda entry: entry[0])[:kept]
     return [timed for seconds, timed in judged if seconds < float("inf")]
 
 
-def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], ...]]:
+def partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], ...]]:
     """All sets of ordered groups that use every device once."""
     if not devices:
         yield ()
@@ -101,7 +101,7 @@ def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...
         for others in combinations(rest, count):
             left = tuple(device for device in rest if device not in others)
             for order in permutations((first, *others)):
-                for more in _partitions(left):
+                for more in partitions(left):
                     yield (order, *more)
 
 

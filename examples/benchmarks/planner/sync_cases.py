@@ -34,14 +34,18 @@ def sync_case(seed: int) -> Problem:
     rng = np.random.default_rng(1000 + seed)
     num_devices, num_kinds = int(rng.choice([16, 24, 32, 48, 64, 96, 128])), int(rng.integers(2, 5))
     kinds = [str(kind) for kind in rng.choice(list(KINDS), num_kinds, replace=False)]
-    profile = _profile(seed, kinds, rng)
+    shape = MODELS[int(rng.integers(0, len(MODELS)))]
+    profile = gpt_profile(f"sync-{seed}", kinds, rng, shape)
     cluster = _cluster(seed, kinds, num_devices, rng)
     samples = int(rng.choice([8, 16, 32, 64]))
     return Problem(profile, cluster, len(cluster.devices) * samples, SIZES)
 
 
-def _profile(seed: int, kinds: list[str], rng: np.random.Generator) -> ModelProfile:
-    hidden, blocks, length = MODELS[int(rng.integers(0, len(MODELS)))]
+def gpt_profile(
+    name: str, kinds: list[str], rng: np.random.Generator, shape: tuple[int, int, int]
+) -> ModelProfile:
+    """Return a model of some hidden size, blocks and sequence length, on kinds of some speed."""
+    hidden, blocks, length = shape
     embedding, boundary = 4 * VOCABULARY * hidden, 4.0 * length * hidden
     block_bytes, saved_bytes = 4 * 12 * hidden * hidden, length * hidden * 34.0 + 80 * length * length
     head = embedding * float(rng.choice([0.02, 1.0]))
@@ -58,7 +62,7 @@ def _profile(seed: int, kinds: list[str], rng: np.random.Generator) -> ModelProf
         forward_s = [tuple(count / rate * (size + fixed) for size in SIZES) for count in flops]
         times = tuple(LayerTimes(row, tuple(2 * seconds for seconds in row)) for row in forward_s)
         profiles[kind] = KindProfile("measured", SIZES, times, optimizer_s_per_byte=1e-11)
-    return ModelProfile(f"sync-{seed}", length, "float32", layers, profiles)
+    return ModelProfile(name, length, "float32", layers, profiles)
 
 
 def _cluster(seed: int, kinds: list[str], num_devices: int, rng: np.random.Generator) -> Cluster:
