@@ -113,9 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
-        message = error.format_message()
+        message = error.format_message().replace("Value error, ", "")
         if message.startswith("No such option"):  # what is near by letters alone may be anything
-            message = message.replace(" (Possible options: --help)", "; see --help")
+            message = message.replace(", --help)", ")").replace(" (Possible options: --help)", "; see --help")
         return _fail(message, error.exit_code) if message else error.exit_code
     except InputError as error:
         return _fail(str(error), BAD_INPUT)

@@ -30,7 +30,12 @@ from hetpipe.commands.other_devices import (
     compare_sets,
 )
 from hetpipe.commands.output import estimates_of, note, print_json, status
-from hetpipe.reporting.comparison_tables import comparison_table, gain_sentence, misfit_sentences
+from hetpipe.reporting.comparison_tables import (
+    comparison_table,
+    forced_sentences,
+    gain_sentence,
+    misfit_sentences,
+)
 from hetpipe.reporting.measured_tables import measured_rounds_tables
 from hetpipe.reporting.tables import bound_sentence, show
 from hetpipe.runs.measured_rounds import losses_apart
@@ -82,7 +87,7 @@ def compare_command(
     estimates = estimates_of(profile, request.usable)
     if not json:
         show(estimates)
-        _show_outcomes(outcomes, gained, details=verbose)
+        _show_outcomes(outcomes, gained, details=verbose, forced=options.forces_plan)
         if strategies is None:
             show([f"--strategy {ALL} compares the rules of published systems too: {PUBLISHED_NAMES}"])
     measured: Mapping[str, MeasuredRounds] = {}
@@ -156,13 +161,16 @@ def _compared(
         return outcomes, gain(problem, evaluate, outcomes)
 
 
-def _show_outcomes(outcomes: "tuple[Outcome, ...]", gained: "Gain | None", *, details: bool) -> None:
+def _show_outcomes(
+    outcomes: "tuple[Outcome, ...]", gained: "Gain | None", *, details: bool, forced: bool
+) -> None:
     """Print the strategies, what is gained, and the bound of `auto`."""
     plan = next((outcome.plan for outcome in outcomes if outcome.strategy == AUTO), None)
     show(
         [
             comparison_table(outcomes, plan),
             *misfit_sentences(outcomes, details=details),
+            *forced_sentences(forced=forced),
             *([gain_sentence(gained)] if gained else []),
             *([bound_sentence(plan.predicted, details=details)] if plan and plan.predicted else []),
         ]

@@ -103,12 +103,22 @@ def _write_ends_of_texts(source: Path, manifest: "Manifest", output: Path) -> No
 
 
 def _kept_spec(source: Path, name: str) -> "ModelSpec":
-    """Return the model of a checkpoint, by the configuration in it where it is of a folder."""
+    """Return the model of a checkpoint, by the configuration in it where it is of a folder.
+
+    Raises: InputError if it is of neither a folder nor a name, but of a program.
+    """
     from hetpipe.models.huggingface import folder_spec, model_spec
     from hetpipe.training import checkpoint
 
     config = source / checkpoint.CONFIG_FILE
-    return folder_spec(described(source, name, read_json(config))) if config.exists() else model_spec(name)
+    if config.exists():
+        return folder_spec(described(source, name, read_json(config)))
+    if not (source / checkpoint.VOCABULARY_FILE).exists():
+        raise InputError(
+            f"{source}: is of a model that a program gave to hetpipe.Trainer, and only that can build it; "
+            "call trainer.save_pretrained there, or hetpipe.load_weights"
+        )
+    return model_spec(name)
 
 
 def _export_adapters(source: Path, manifest: "Manifest", output: Path, *, merge: bool) -> None:

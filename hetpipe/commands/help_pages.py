@@ -13,7 +13,7 @@ EXAMPLES = {
     "profile": "hetpipe profile --model bert-tiny --cluster cluster.toml -o profile.json",
     "plan": "hetpipe plan --model bert-tiny --cluster cluster.toml -o plan.json",
     "explain": "hetpipe explain plan.json --model bert-tiny --cluster cluster.toml",
-    "simulate": "hetpipe simulate plan.json --profile profile.json --cluster cluster.toml",
+    "simulate": "hetpipe simulate plan.json --model bert-tiny --cluster cluster.toml",
     "compare": "hetpipe compare --model bert-tiny --cluster cluster.toml",
     "check": "hetpipe check --model gpt2",
     "run": "hetpipe run --model bert-tiny --cluster cluster.toml --steps 10",

@@ -23,7 +23,7 @@ from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.program.instructions import Schedule
 from hetpipe.reporting.progress import progress_bar
 from hetpipe.runs.lora import parse_lora, read_adapter_settings
-from hetpipe.runs.optimizers import num_states
+from hetpipe.runs.optimizers import OptimizerKind, check_options, num_states
 from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings
 from partition.estimates.optimizer_sharding import with_state_owners
@@ -73,7 +73,14 @@ class PlanRequest:
                 fast=fast, part=part, run=self.run, quiet=quiet,
             )  # fmt: skip
         check_fast(dtypes_of(self.options.dtype, {device.kind for device in self.usable.devices}), fast)
-        return estimate_all(model, self.usable, sequence_length, self.options, self.run)
+        return estimate_all(
+            model,
+            self.usable,
+            sequence_length,
+            self.options,
+            self.run,
+            allow_slow=self.options.allow_slow_bf16,
+        )
 
     def problem(
         self, profile: ModelProfile, global_batch_size: int, *, gradient_dtype: str = FLOAT32
@@ -244,7 +251,12 @@ def get_profile(
 
 
 def with_states(profile: ModelProfile, run: Mapping[str, Any]) -> ModelProfile:
-    """Return a profile with the optimizer states of a run, where it says of which optimizer."""
+    """Return a profile with the optimizer states of a run, where it says of which optimizer.
+
+    Raises: InputError for a momentum that is none, or that the optimizer does not take.
+    """
+    momentum = run.get("momentum", 0.0)
+    check_options(run.get("optimizer", OptimizerKind.ADAMW), learning_rate=1.0, momentum=momentum, rho=0.0)
     if "optimizer" not in run:
         return profile
     states = float(num_states(run["optimizer"], run.get("momentum", 0.0)))
@@ -269,12 +281,14 @@ def estimate_all(
     model: str | None,
     cluster: Cluster,
     sequence_length: int | None,
-    options: PlanOptions,
+    options: ProfileOptions,
     decided: Mapping[str, Any],
+    *,
+    allow_slow: bool,
 ) -> ModelProfile:
     """Return a profile of a cluster's kinds by estimates alone, from the configuration of a model.
 
-    decided: settings of the run that it is for.
+    decided: settings of the run that it is for. allow_slow: as for `estimated_profile`.
 
     Raises: InputError if there is no such model, or a kind is not in the catalogue.
     """
@@ -295,7 +309,7 @@ def estimate_all(
         settings = TaskSettings(
             entry.name, how.sequence_length, dtype, run, options.loss_chunks, options.compiled
         )
-        profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
+        profiles.append(estimated_profile(settings, kinds, allow_slow=allow_slow))
     note(how.said)
     return merge(profiles)
 

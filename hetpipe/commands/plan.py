@@ -37,7 +37,7 @@ from hetpipe.commands.output import (
 )
 from hetpipe.program.costs import check_memory
 from hetpipe.program.verification import verify
-from hetpipe.reporting.comparison_tables import comparison_table, misfit_sentences
+from hetpipe.reporting.comparison_tables import comparison_table, forced_sentences, misfit_sentences
 from hetpipe.reporting.memory_tables import memory_json, memory_table, mostly_frozen
 from hetpipe.reporting.tables import plan_sentences, plan_table, show
 from hetpipe.simulation.prediction import evaluator, predict
@@ -91,7 +91,8 @@ def plan_command(
         print_json({**plan_data(prediction.plan), **extra})
         note(estimates_of(profile, cluster))
         return
-    show_plan(prediction.plan, outcomes, profile, cluster, details=verbose)
+    forced = options.forces_plan
+    show_plan(prediction.plan, outcomes, profile, cluster, details=verbose, forced=forced)
     if mostly_frozen(profile):
         show([memory_table(prediction.plan, profile, cluster)])
     show([*sentences, *choice_sentences(prediction.choice, schedule)])
@@ -163,8 +164,13 @@ def show_plan(
     cluster: Cluster,
     *,
     details: bool = False,
+    forced: bool = False,
 ) -> None:
-    """Print the plan with its bound, and all strategies where there are outcomes of them."""
+    """Print the plan with its bound, and all strategies where there are outcomes of them.
+
+    forced: whether a part of the plan was decided by the user.
+    """
     show([*plan_sentences(plan, profile, cluster, details=details), plan_table(plan, profile, cluster)])
     if outcomes:
-        show([comparison_table(outcomes, plan), *misfit_sentences(outcomes, details=details)])
+        misfits = misfit_sentences(outcomes, details=details)
+        show([comparison_table(outcomes, plan), *misfits, *forced_sentences(forced=forced)])

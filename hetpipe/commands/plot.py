@@ -1,16 +1,26 @@
 """plot: pictures of a run, of a plan, or of several runs beside each other."""
 
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
-from cost_model.profile import read_profile
+from cost_model.profile import ModelProfile
+from hetpipe.commands.given_plan import profile_of_plan
 from hetpipe.commands.inputs import checked_plan
-from hetpipe.commands.options import JsonOption, MaybeCluster, with_options
+from hetpipe.commands.options import (
+    JsonOption,
+    MaybeCluster,
+    ModelOption,
+    ProfileOptions,
+    SequenceOption,
+    with_options,
+)
 from hetpipe.commands.output import print_json
 from hetpipe.commands.pictures import (
     PDF,
@@ -28,6 +38,7 @@ from hetpipe.commands.pictures import (
 from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.simulation.prediction import predict, with_bound
+from partition.plan import Plan
 from partition.plan_file import read_plan
 
 PAGE = ".html"
@@ -35,16 +46,17 @@ PAGE = ".html"
 
 @with_options
 def plot_command(
+    *,
     paths: Annotated[
         list[Path],
         typer.Argument(
             metavar="PATH...", help="A run folder, several, a folder of run folders, or a plan.json."
         ),
     ],
-    profile_file: Annotated[
-        Path | None, typer.Option("--profile", help="The profile of a plan.json.")
-    ] = None,
     cluster_file: MaybeCluster = None,
+    model: ModelOption = None,
+    sequence_length: SequenceOption = None,
+    options: ProfileOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -60,11 +72,15 @@ def plot_command(
         if not path.exists():
             raise InputError(f"{path}: no such file or folder; give a run folder, or a plan.json")
     if len(paths) == 1 and not paths[0].is_dir():
-        written = _plot_plan_file(paths[0], profile_file, cluster_file, output or paths[0].parent)
+        (path,) = paths
+        if cluster_file is None or (model is None and options.profile_file is None):
+            missing = "--cluster" if cluster_file is None else "--profile or --model"
+            raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
+        plan, cluster = read_plan(path), read_cluster(cluster_file)
+        profile = profile_of_plan(model, cluster, sequence_length, options, quiet=json)
+        written = _plot_plan(plan, profile, cluster, day_of(path), output or path.parent)
     else:
-        for option, given in (("--profile", profile_file), ("--cluster", cluster_file)):
-            if given is not None:
-                raise InputError(f"{paths[0]}: a run folder has its own {option[2:]}; leave {option} out")
+        _check_own(paths[0], model, cluster_file, options, sequence_length)
         written = _plot_runs(paths, output)
     if json:
         print_json({"files": [str(picture) for picture in written]})
@@ -73,15 +89,27 @@ def plot_command(
             typer.echo(str(picture))
 
 
-def _plot_plan_file(
-    path: Path, profile_file: Path | None, cluster_file: Path | None, output: Path
-) -> list[Path]:
-    """Draw a plan.json into one file, or as several pictures into a folder; return what was written."""
-    if profile_file is None or cluster_file is None:
-        missing = "--profile" if profile_file is None else "--cluster"
-        raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
-    plan, profile, cluster = read_plan(path), read_profile(profile_file), read_cluster(cluster_file)
-    plan, day = checked_plan(plan, profile, cluster), day_of(path)
+def _check_own(
+    path: Path, model: str | None, cluster_file: Path | None, options: ProfileOptions, length: int | None
+) -> None:
+    """Check that nothing is given that a run folder has itself.
+
+    Raises: InputError if something is.
+    """
+    for option, given in (
+        ("--profile", options.profile_file is not None),
+        ("--cluster", cluster_file is not None),
+        ("--model", model is not None),
+    ):
+        if given:
+            raise InputError(f"{path}: a run folder has its own {option[2:]}; leave {option} out")
+    if options != ProfileOptions() or length is not None:
+        raise InputError(f"{path}: a run folder has its own profile; leave out what says how to measure one")
+
+
+def _plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, day: date, output: Path) -> list[Path]:
+    """Draw a plan into one file, or as several pictures into a folder; return what was written."""
+    plan = checked_plan(plan, profile, cluster)
     prediction = with_bound(predict(plan, profile, cluster), profile, cluster)
     if output.suffix in SUFFIXES:
         return save_picture(overview_picture(plan, prediction, profile, cluster, day), output)

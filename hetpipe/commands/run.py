@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,6 +13,7 @@ from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.what_if import slowed, with_room, without
+from hetpipe.commands.given_plan import GivenOptions
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given, with_states
 from hetpipe.commands.learning import LearningOptions, measured_for
 from hetpipe.commands.measured_network import measured_network
@@ -68,54 +69,6 @@ if TYPE_CHECKING:
 EMPTY: list[Any] = []  # tables of a dry run
 
 
-@dataclass(frozen=True, slots=True)
-class GivenOptions:
-    """A plan that is there already, and what is asked for where plan and profile decide it otherwise."""
-
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="A plan.json to run, instead of planning.")
-    ] = None
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option("--global-batch-size", help="Samples a step; 16, or that of the plan or --resume."),
-    ] = None
-    tokens_per_step: Annotated[
-        int | None,
-        typer.Option("--tokens-per-step", min=1, help="The same in tokens: samples times their length."),
-    ] = None
-    sequence_length: Annotated[
-        int | None,
-        typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512, or the profile's."),
-    ] = None
-
-    def batch(self, plan: Plan | None, length: int | None, *, reads_text: bool = True) -> int | None:
-        """Return the samples of a step, None where nothing says how many; length: None where unknown yet.
-
-        Raises: InputError if they are said twice, are no whole samples, or not those of the plan; or in
-            tokens where the model reads no text.
-        """
-        if self.tokens_per_step is None:
-            return self.global_batch_size
-        if not reads_text:
-            raise InputError("--tokens-per-step is of texts, and images are read; give --global-batch-size")
-        if self.global_batch_size is not None:
-            raise InputError("--tokens-per-step and --global-batch-size say the same; give one of them")
-        if length is None:
-            return None
-        samples, left = divmod(self.tokens_per_step, length)
-        if left or not samples:
-            raise InputError(
-                f"--tokens-per-step {self.tokens_per_step} is no multiple of the {length} tokens of a "
-                f"sample; give {max(1, samples) * length} or {(max(1, samples) + 1) * length}"
-            )
-        if plan is not None and samples != plan.global_batch_size:
-            raise InputError(
-                f"--tokens-per-step {self.tokens_per_step} is {samples} samples, the plan's are "
-                f"{plan.global_batch_size}; leave it out, or plan again"
-            )
-        return samples
-
-
 @with_options
 def run_command(
     *,
@@ -147,9 +100,8 @@ def run_command(
             print_launch(hosts, request.usable)
             return
         entry = named_model(model, options)
-        given.batch(
-            plan, given.sequence_length, reads_text=entry.task.reads_text
-        )  # refused now, not after measuring
+        is_new = options.profile_file is None and training.resume is None
+        given.check(plan, entry, request.usable, is_new=is_new)
         place = None if dry_run else place_of(by.options(hosts, request.usable), request.usable)
         length = given.sequence_length
 
@@ -178,7 +130,8 @@ def run_command(
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
         estimates = _verified(prediction, profile, request.cluster, start)
         if not silent:
-            show_plan(prediction.plan, outcomes, profile, request.cluster, details=verbose)
+            forced = options.forces_plan
+            show_plan(prediction.plan, outcomes, profile, request.cluster, details=verbose, forced=forced)
             show(choice_sentences(prediction.choice, start.settings.schedule))
         if dry_run:
             result, tables = _planned(prediction, profile, start.settings), EMPTY

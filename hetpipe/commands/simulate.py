@@ -8,9 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from cost_model.cluster_file import read_cluster
-from cost_model.profile import read_profile
+from hetpipe.commands.given_plan import profile_of_plan
 from hetpipe.commands.inputs import predict_given
-from hetpipe.commands.options import ClusterOption, JsonOption, ScheduleOption, VerboseOption, with_options
+from hetpipe.commands.options import (
+    ClusterOption,
+    JsonOption,
+    ModelOption,
+    ProfileOptions,
+    ScheduleOption,
+    SequenceOption,
+    VerboseOption,
+    with_options,
+)
 from hetpipe.commands.output import (
     check_output,
     choice_json,
@@ -34,9 +43,12 @@ from partition.plan_file import read_plan
 
 @with_options
 def simulate_command(
+    *,
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")],
-    profile_file: Annotated[Path, typer.Option("--profile", help="The profile.json.")],
     cluster_file: ClusterOption,
+    model: ModelOption = None,
+    sequence_length: SequenceOption = None,
+    options: ProfileOptions,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write Chrome trace events here.")] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the step here, as PNG and SVG, or as PDF.")
@@ -51,8 +63,9 @@ def simulate_command(
         from hetpipe.commands.pictures import check_picture
 
         check_picture(plot)
-    cluster, profile = read_cluster(cluster_file), read_profile(profile_file)
-    prediction = predict_given(read_plan(plan_file), profile, cluster, schedule)
+    plan, cluster = read_plan(plan_file), read_cluster(cluster_file)
+    profile = profile_of_plan(model, cluster, sequence_length, options, quiet=json)
+    prediction = predict_given(plan, profile, cluster, schedule)
     check_memory(prediction.plan, profile, cluster)
     if trace is not None:
         write_output(trace, chrome_trace([(PREDICTED, prediction.trace)]))

@@ -35,6 +35,11 @@ def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None) -> Table:
     return table
 
 
+def forced_sentences(*, forced: bool) -> list[str]:
+    """Say what a comparison is not, where a part of the plan was decided by the user."""
+    return ["what is forced (--pin, --pipelines, --max-devices) is so for auto alone"] if forced else []
+
+
 def misfit_sentences(outcomes: "Sequence[Outcome]", *, details: bool = False) -> list[str]:
     """Say why strategies do not fit, those with the same reason together.
 

@@ -80,8 +80,7 @@ def _seconds_of_samples(plan: Plan) -> float:
 
 def what_if_table(rows: Sequence[WhatIfRow]) -> Table:
     """Show each change beside the cluster of today, the first row: step, gain, bound, money and energy."""
-    money = any(row.expenses and row.expenses.per_hour is not None for row in rows)
-    energy = any(row.expenses and row.expenses.watts is not None for row in rows)
+    money, energy = _known(rows)
     table = new_table("what if")
     titles = ["step", "samples/s", "gain", "bound"]
     titles += ["cost/1,000"] * money + ["Wh/1,000"] * energy
@@ -106,9 +105,19 @@ def what_if_table(rows: Sequence[WhatIfRow]) -> Table:
     return table
 
 
+def _known(rows: Sequence[WhatIfRow]) -> tuple[bool, bool]:
+    """Return whether the price and the watts of any row are known."""
+    expenses = [row.expenses for row in rows if row.expenses]
+    return any(each.per_hour is not None for each in expenses), any(
+        each.watts is not None for each in expenses
+    )
+
+
 def what_if_sentences(rows: Sequence[WhatIfRow]) -> list[str]:
     """Say what the columns are, where that is not plain."""
-    sentences = ["gain: samples/s over today's; bound: no plan can be faster; 1,000: samples"]
+    sentences = ["gain: samples/s over today's; bound: no plan can be faster (--proof-seconds 5: closer)"]
+    if any(_known(rows)):
+        sentences[0] += "; 1,000: samples"
     for what, known in (
         ("price_per_hour", [row.expenses.per_hour for row in rows if row.expenses]),
         ("watts", [row.expenses.watts for row in rows if row.expenses]),

@@ -45,6 +45,7 @@ def commands(page: Path) -> Iterator[str]:
         if not fenced and not line.startswith("    "):
             continue
         for part in map(str.strip, line.split("&&")):
+            part = part.removeprefix("$ ")  # of a transcript
             if part.startswith(WRAPPERS) and " hetpipe " in part:
                 part = part[part.index(" hetpipe ") + 1 :]
             if part.startswith(IN_YAML):

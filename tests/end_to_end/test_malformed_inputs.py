@@ -18,6 +18,7 @@ from small_case import CLUSTER_TOML, small_plan, small_profile
 
 KNOWN = "--cluster cluster.toml --profile profile.json"
 TINY = "run --model bert-tiny --cluster cluster.toml"
+HOST_LINK = 'host_link = { bandwidth = "1 GB/s", latency = "1 us" }'
 CLUSTERS = {
     "speed.toml": ('kind = "fast"', 'kind = "fast", speed = "much"'),
     "unit.toml": ('memory = "10 kB"', "memory = 10"),
@@ -28,6 +29,11 @@ CLUSTERS = {
     "typo.toml": ("kind = ", "knid = "),
     "many.toml": ('kind = "fast"', 'kind = "fast", count = 10000000000'),
     "none.toml": ('kind = "fast"', 'kind = "fast", count = 0'),
+    "host-memory.toml": ('name = "a"', 'name = "a"\nhost_memory = "1 GiB"'),
+    "host-link.toml": ('name = "a"', f'name = "a"\n{HOST_LINK}'),
+    "host-memory-word.toml": ('name = "a"', f'name = "a"\nhost_memory = "lots"\n{HOST_LINK}'),
+    "host-memory-below.toml": ('name = "a"', f'name = "a"\nhost_memory = "-1 GiB"\n{HOST_LINK}'),
+    "host-link-text.toml": ('name = "a"', 'name = "a"\nhost_memory = "1 GiB"\nhost_link = "12 GB/s"'),
     "memory.toml": ('"10 kB"', '"1e999 kB"'),
 }
 """Cluster files with one mistake: what is replaced, and by what."""
@@ -111,6 +117,14 @@ LINES = {
         plan --cluster cluster.toml --model bert-tiny --lora r=4,alpha=nan,targets=query
         plan --cluster cluster.toml --model bert-tiny --lora r=99999999999,targets=query
         plan --cluster cluster.toml --model bert-tiny --load-in 4bit
+        plan {KNOWN} --optimizer lion
+        plan {KNOWN} --optimizer sgd --momentum 2
+        plan {KNOWN} --optimizer sgd --momentum nan
+        plan {KNOWN} --momentum 0.9
+        plan {KNOWN} --loss-chunks 0
+        plan {KNOWN} --loss-chunks 4
+        plan {KNOWN} --compile
+        plan {KNOWN} --gradient-dtype fp16
         plan {KNOWN} extra
         plan {KNOWN} --global-batch-size -3
         plan {KNOWN} --global-batch-size 1e3
@@ -147,6 +161,8 @@ LINES = {
         explain plan.json {KNOWN} --sequence-length 77
         explain plan.json plan.json {KNOWN}
         explain plan.json --profile profile.json
+        explain plan.json {KNOWN} --optimizer sgd --momentum 5
+        explain plan.json {KNOWN} --model bert-tniy
     """,
     "simulate": f"""
         simulate full {KNOWN}
@@ -159,6 +175,8 @@ LINES = {
         simulate plan.json {KNOWN} --plot empty/step.png
         simulate plan.json {KNOWN} --schedule ''
         simulate plan.json --cluster cluster.toml
+        simulate plan.json {KNOWN} --model bert-tiny
+        simulate plan.json --cluster cluster.toml --model bert-tniy
     """,
     "compare": f"""
         compare
@@ -253,6 +271,17 @@ LINES = {
         {TINY} --resume empty
         {TINY} --resume broken-run
         {TINY} --gradient-dtype fp16
+        {TINY} --optimizer lion
+        {TINY} --optimizer adam --momentum 0.9
+        {TINY} --optimizer rmsprop --rho 1.5
+        {TINY} --optimizer sgd --betas 0.9,0.99
+        {TINY} --epsilon nan
+        {TINY} --tokens-per-step 0
+        {TINY} --tokens-per-step 100
+        {TINY} --tokens-per-step 64 --global-batch-size 1
+        {TINY} --best speed
+        {TINY} --best bleu --eval-data few-words.txt
+        {TINY} --pack --data few-words.txt
         run --model bert-tiny --cluster hte
         run --model bert-tiny --cluster full
         {TINY} --data chats.jsonl
@@ -265,6 +294,9 @@ LINES = {
         plot nowhere
         plot full
         plot plan.json
+        plot plan.json --cluster cluster.toml
+        plot full --model bert-tiny
+        plot full --optimizer sgd
         plot plan.json {KNOWN} -o empty
         plot plan.json {KNOWN} -o empty/picture
         plot full {KNOWN}

@@ -65,6 +65,12 @@ def test_the_notebook_runs_from_any_working_directory(path, tmp_path):
     run_quickly(book, tmp_path)
     assert not list(tmp_path.iterdir()), "the notebook wrote to the working directory"
     assert pictures_of(book) == stored
+    assert all(
+        output.metadata["image/png"]["alt"]
+        for cell in book.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""The newcomer's walk: the commands of docs/getting-started.md run, and print what the page shows."""
+"""The newcomer's walk: the commands of two pages run, and print what the pages show."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 
 from cost_model.profile import profile_text
+from hetpipe.cli import VERBS
 from places import ROOT
 from runs import made_up_profile
 from shell import Shell
+from transcripts import Entry, differences, entries, newcomers_folder, printed
 
+WALKED = entries((ROOT / "docs" / "walk.md").read_text(encoding="utf-8"))
+"""What docs/walk.md shows of each command, in its order."""
 PAGE = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
 COMMANDS = [line.removeprefix("    ") for line in PAGE.splitlines() if line.startswith("    hetpipe ")]
 PROFILE = " --profile profile.json"
@@ -85,3 +89,30 @@ def test_the_walk_prints_what_the_page_shows(hetpipe: Shell, tmp_path: Path, mon
     walked(PLANNED)
     assert "waiting for" in walked(SIMULATED)
     assert "run folder: runs/bert-tiny-0" in walked(BY_PLAN)
+
+
+def test_the_transcript_goes_over_every_verb_but_those_that_stay_open_or_tell_of_the_host():
+    verbs = {entry.command.split()[1] for entry in WALKED}
+    assert set(VERBS) - verbs == {"demo", "watch", "env", "models", "cache"}
+    shown = [entry.shown for entry in WALKED if not entry.command.startswith("hetpipe clusters")]  # a file
+    lines = [line for text in shown for line in text.splitlines() if not line.startswith("error: ")]
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_a_difference_to_the_transcript_is_seen():
+    entry = Entry("hetpipe plan", "a 1.50 s step\n──\n")
+    assert differences(entry, "a 1.501 s\n  step\n") == []
+    assert differences(entry, "a 1.60 s step\n") == ["1.50, now 1.60"]
+    assert differences(entry, "the 1.50 s step\n") != []
+    run = Entry("hetpipe run", "step 1/2  loss 3.1  1 samples/s  bubble 3%\nstep  110 ms  120 ms\n")
+    late = "host overloaded: operations took up to 4.2% longer than they may; do not trust the measured times"
+    now = f"step 1/2  loss 3.1  1 samples/s  bubble 3%\nstep  110 ms  0.9 s\n{late}\n"
+    assert differences(run, now) == []
+    assert differences(run, f"{now}loss\n") != []
+
+
+@pytest.mark.slow
+def test_every_command_of_the_transcript_prints_what_it_shows(tmp_path: Path):
+    with newcomers_folder(tmp_path):
+        for entry in WALKED:
+            assert differences(entry, printed(entry.command)) == [], entry.command

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from cost_model.cluster import Cluster
 from cost_model.expenses import Objective
 from hetpipe.reporting.colours import BLUE, IDLE, INK
 from hetpipe.reporting.expense_tables import SAMPLES, devices_text, money_of_samples, watt_hours_of_samples
+from hetpipe.reporting.plots.picture import Picture
 from hetpipe.reporting.plots.style import strip
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
@@ -25,7 +25,7 @@ def cost_front(front: "Front", cluster: Cluster) -> list[Axes]:
     are those of the rows of `front_table`.
     """
     shown = [objective for objective in front.objectives if objective in _LABELS]
-    figure = Figure(figsize=(7.0, 0.4 + 3.4 * len(shown)), layout="constrained")
+    figure = Picture(figsize=(7.0, 0.4 + 3.4 * len(shown)), layout="constrained")
     panels = [figure.add_subplot(len(shown), 1, row + 1) for row in range(len(shown))]
     for ax, objective in zip(panels, shown, strict=True):
         _panel(ax, front.plans, objective)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from cost_model.cluster import Cluster
 from cost_model.units import format_bytes
 from hetpipe.reporting.colours import BLACK, BLUE, IDLE, INK, VERMILION
+from hetpipe.reporting.plots.picture import Picture
 from hetpipe.reporting.plots.plans import speedups
 from hetpipe.reporting.plots.style import BAR, label_rows, new_axes
 
@@ -83,7 +83,7 @@ def speeds_and_memory(
     seconds: measured ones of a step, by strategy.
     """
     heights = 1.3 + 0.34 * len(outcomes), 0.9 + TWO_LINES * len(outcomes)
-    figure = Figure(figsize=(9.0, sum(heights)), layout="constrained")
+    figure = Picture(figsize=(9.0, sum(heights)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=heights)
     return (
         speedups(outcomes, seconds, above),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from cost_model.cluster import Cluster
@@ -17,6 +16,7 @@ from hetpipe.program.trace import Trace
 from hetpipe.reporting.colours import BLACK, BLUE, INK, SKY, VERMILION
 from hetpipe.reporting.many_pipelines import alike, shown_together
 from hetpipe.reporting.plots.device_memory import memory, num_rows
+from hetpipe.reporting.plots.picture import Picture
 from hetpipe.reporting.plots.style import (
     BAR,
     STAGE_COLOURS,
@@ -231,7 +231,7 @@ def overview(
     num_bars = sum(len(shown_together(each, cluster)) for each in bars)
     rows = num_bars, len(outcomes), num_rows(plan, profile, cluster), len(labels)
     heights = [1.2 + 0.45 * count for count in rows]
-    figure = Figure(figsize=(9.0, sum(heights)), layout=ConstrainedLayoutEngine(hspace=0.06))
+    figure = Picture(figsize=(9.0, sum(heights)), layout=ConstrainedLayoutEngine(hspace=0.06))
     cuts, speed, filled, step = figure.subplots(4, 1, height_ratios=heights)
     partition_bars(bars, profile, cluster, cuts)
     speedups(outcomes, ax=speed)

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from hetpipe.reporting.colours import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from hetpipe.reporting.plots.picture import Picture
 
 STAGE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
 MIB, GIB = 2**20, 2**30
@@ -67,7 +68,7 @@ def figure_of(ax: Axes) -> Figure:
 
 def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
     """Return axes of a new figure that no window knows of (works without a display, leaks nothing)."""
-    return Figure(figsize=(width, height), layout="constrained").add_subplot()
+    return Picture(figsize=(width, height), layout="constrained").add_subplot()
 
 
 def label_rows(ax: Axes, labels: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
@@ -13,6 +12,7 @@ from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.colours import BACKWARD, BLACK, FORWARD, IDLE, INK, OPTIMIZER, SYNC
 from hetpipe.reporting.idle_time import exchange_words
 from hetpipe.reporting.many_pipelines import alike, shown_devices
+from hetpipe.reporting.plots.picture import Picture
 from hetpipe.reporting.plots.style import (
     BAR,
     ROW,
@@ -145,7 +145,7 @@ def beside_even(
 def _above_each_other(traces: Sequence[Trace], labels: Sequence[Labels | None]) -> list[Axes]:
     """Draw steps on one time axis, each with a line where it ends."""
     rows = [len(_rows(trace, texts)) for trace, texts in zip(traces, labels, strict=True)]
-    figure = Figure(figsize=(9.0, 0.8 + 0.4 * len(rows) + 0.42 * sum(rows)), layout="constrained")
+    figure = Picture(figsize=(9.0, 0.8 + 0.4 * len(rows) + 0.42 * sum(rows)), layout="constrained")
     axes = list(figure.subplots(len(traces), 1, sharex=True, height_ratios=rows))
     end_s = max(trace.makespan_s for trace in traces)
     for ax, trace, texts in zip(axes, traces, labels, strict=True):

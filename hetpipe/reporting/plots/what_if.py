@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
@@ -14,6 +13,7 @@ from hetpipe.reporting.colours import BLUE, GREEN, INK, SKY, VERMILION
 from hetpipe.reporting.expense_tables import SAMPLES, WhatIfRow, money_of_samples
 from hetpipe.reporting.many_pipelines import shown_together
 from hetpipe.reporting.plots.device_memory import memory, num_rows
+from hetpipe.reporting.plots.picture import Picture
 from hetpipe.reporting.plots.plans import longest_s, partition_bars
 from hetpipe.reporting.plots.style import BAR, label_rows, legend_above, line_entry, new_axes
 
@@ -77,7 +77,7 @@ def changed_plan(
     ]
     heights = [1.2 + 0.4 * len(rows), *(1.1 + 0.5 * len(shown_together(*each)) for each in drawn)]
     heights += [1.3 + 0.45 * num_rows(plan, profile, of) for plan, of in drawn[-1:]]
-    figure = Figure(figsize=(9.0, sum(heights)), layout="constrained")
+    figure = Picture(figsize=(9.0, sum(heights)), layout="constrained")
     axes = tuple(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     what_if([replace(row, change=name) for name, row in rows.items()], axes[0])
     names = [name for plan, _ in drawn for name in plan.device_names]

@@ -184,3 +184,38 @@ def test_a_proof_takes_the_seconds_that_it_is_given(hetpipe: Shell):
         "error: --no-proof leaves out what --proof-seconds 30 is for; give one of them\n"
     )
     assert hetpipe(f"{line} --proof-seconds -1").code == 2
+
+
+@pytest.mark.slow
+def test_a_plan_by_estimates_is_looked_at_without_a_card_or_a_profile(hetpipe: Shell):
+    """On a host with none of the GPUs `plan` estimates all; what looks at its plan has to do so, too."""
+    hetpipe.write(
+        "gpus.toml",
+        CLUSTER.replace('"fast"', '"V100-PCIE-16GB"').replace('"slow"', '"T4"').replace("10 kB", "16 GB"),
+    )
+    of = "--model bert-tiny --cluster gpus.toml"
+    planned = hetpipe(f"plan {of} --no-proof --strategy single -o new.json --json")
+    assert planned.code == 0, planned.err
+    simulated = hetpipe(f"simulate new.json {of} --json")
+    assert simulated.json["step_s"] == pytest.approx(planned.json["predicted"]["step_s"])
+    assert "warning" not in simulated.err  # it is the same profile
+    assert "the fastest single device" in hetpipe(f"explain new.json {of}").out
+    assert "plan.png" in hetpipe(f"plot new.json {of} -o plan.png").out
+
+
+def test_what_names_no_profile_and_no_model_is_told_both(hetpipe: Shell):
+    for line in ("simulate plan.json --cluster cluster.toml", "plot plan.json --cluster cluster.toml"):
+        result = hetpipe(line)
+        assert result.code == 2 and "--profile" in result.err and "--model" in result.err
+    refused = hetpipe("plot runs --model bert-tiny")
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_a_comparison_says_that_what_is_forced_is_so_for_ours_alone(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml --no-proof --global-batch-size 4"
+    for verb in ("plan", "compare"):
+        assert (
+            "(--pin, --pipelines, --max-devices) is so for auto alone"
+            in hetpipe(f"{verb} {files} --pin b/0=0-1").out
+        )
+        assert "auto alone" not in hetpipe(f"{verb} {files}").out

@@ -14,6 +14,7 @@ from cost_model.units import format_bytes
 from hetpipe.reporting import plots
 from hetpipe.reporting.expense_tables import WhatIfRow
 from hetpipe.reporting.plots import figure_of
+from hetpipe.reporting.plots.picture import alternative_text
 from hetpipe.reporting.plots.runs import smoothed
 from hetpipe.simulation.prediction import predict, simulate_plan
 from partition.estimates.plan_memory import memory_on
@@ -343,3 +344,22 @@ def test_a_changed_plan_stands_below_that_of_today_in_the_same_colours_and_scale
     assert len(plots.changed_plan(today, today, profile, (cluster, cluster))) == 3
     nothing = plots.changed_plan(today, WhatIfRow("x", None), profile, (cluster, cluster))
     assert len(nothing) == 3 and "no plan fits" in [text.get_text() for text in nothing[0].texts]
+
+
+def test_a_picture_says_in_words_what_it_shows():
+    """As a notebook stores it beside the PNG, which screen readers and nbconvert take."""
+    plan, profile, cluster = small_plan(), small_profile(), small_cluster()
+    day = date(2026, 1, 2)
+    ax = plots.title(plots.memory(plan, profile, cluster), plots.plan_title(plan, cluster, day))
+    data, metadata = figure_of(ax)._repr_mimebundle_()
+    said = metadata["image/png"]["alt"]
+    assert data == {}  # IPython draws it
+    for part in ("2026-01-02", "rows: a/0 fast, b/0 slow", "to the right: MiB", "legend: parameters, "):
+        assert part in said, said
+    axes = plots.overview(
+        plan, [outcome("auto", 1.0)], simulate_plan(plan, profile, cluster), profile, cluster
+    )
+    assert alternative_text(figure_of(axes[0])).count("rows: ") == 4
+    many = plots.new_axes()
+    plots.style.label_rows(many, [f"n/{index}" for index in range(40)])
+    assert alternative_text(figure_of(many)).endswith(", n/11, 28 more")

@@ -17,6 +17,7 @@ from torch import nn
 
 import user_tasks
 from cost_model.errors import InputError
+from hetpipe.cli import main
 from hetpipe.data.own_code import own_code_sha256
 from hetpipe.runs.run_report import RunReport
 from hetpipe.training.callbacks import Callback
@@ -95,6 +96,8 @@ def test_it_measures_plans_and_trains_once_through_the_data_as_torch_does(made, 
     out = capsys.readouterr().out
     assert "sequential: " in out and "on here/" in out and "predicted" in out
     assert "step 5/5" in out and "run folder: runs/sequential-001" in out.replace("\n", " ")
+    assert main(["export", "runs/sequential-001", "-o", "exported"]) == 2
+    assert "only that can build it; call trainer.save_pretrained" in capsys.readouterr().err
     again = made(stack(), optimizer=user_tasks.sgd, progress=False)
     again.prepare()
     assert again.plan is not None and capsys.readouterr().out == ""
