@@ -3,10 +3,13 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from cost_model.cluster import Cluster
+from cost_model.layer_costs import Prices
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.tables import describe_layers, in_units
+from partition.estimates.host_moves import moves_added_s
+from partition.estimates.plan_memory import host_uses
 from partition.explanation.explain import Alternative, Explanation, LeftOut, Limit, StageReason
-from partition.plan import Plan
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, SAVED_ACTIVATIONS, Plan
 from partition.problem import Problem
 
 SAME = 1e-3  # relative: steps nearer than this are as long
@@ -20,6 +23,7 @@ def explanation_sentences(explanation: Explanation, plan: Plan, problem: Problem
     lines = [
         _stage_sentence(alike, plan, problem.cluster) for alike in _alike(explanation.stages, plan, problem)
     ]
+    lines += _host_sentences(plan, problem, explanation.step_s)
     lines += _left_out_sentences(explanation.left_out)
     return lines + [
         _alternative_sentence(plain, plan, explanation.step_s) for plain in explanation.alternatives
@@ -73,6 +77,25 @@ def _stage_sentence(alike: Sequence[StageReason], plan: Plan, cluster: Cluster) 
     if reason.limit in (Limit.COMPUTE, Limit.WHOLE_LAYERS) and reason.busy < 0.9 and len(waits) == 1:
         why += f"; waits longest for {reason.waits_for}" if reason.waits_for else ""
     return f"{_who(alike, plan)} {layers}, {why}"
+
+
+def _host_sentences(plan: Plan, problem: Problem, step_s: float) -> Iterator[str]:
+    """Say what hosts keep, and how much longer passes are for what moves."""
+    uses = host_uses(plan, problem.profile, problem.cluster)
+    for node, use in uses.items():
+        kept = {
+            OPTIMIZER_STATES: use.state_bytes,
+            FROZEN_WEIGHTS: use.frozen_bytes,
+            SAVED_ACTIVATIONS: use.saved_bytes,
+        }
+        words = ", ".join(f"{format_bytes(size)} of {what}" for what, size in kept.items() if size)
+        yield f"the host of {node} keeps {words}; it lends {format_bytes(use.capacity_bytes)}"
+    if any(use.frozen_bytes or use.saved_bytes for use in uses.values()):
+        added_s = moves_added_s(plan, Prices(problem.profile), problem.cluster)
+        if added_s > SAME * step_s:
+            yield f"for what moves, passes of a device are {format_seconds(added_s)} of a step longer"
+        else:
+            yield "what moves hides behind computation"
 
 
 def _who(alike: Sequence[StageReason], plan: Plan) -> str:

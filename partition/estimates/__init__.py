@@ -25,7 +25,7 @@ For others:
     gradient_sync: SyncCosts; sync_tail: Tail, Copies; batch_split: share_out
     network_cards: CardLoad, queued_s, FEW_HOPS
     plan_memory: memory_on, plan_memory, stepped_bytes
-    host_moves: plan_step_s, weight_moves_s, saved_moves_s, stage_visits
+    host_moves: plan_step_s, weight_moves_s, saved_moves_s, moves_added_s, stage_visits
     optimizer_sharding: fits, with_state_owners, unsharded
     group_sharding: sharded_plans, roomier_plans, least_sharded
     ranking: Ranking, Contest, by_estimate, best_plan, rank, variants

@@ -11,11 +11,13 @@ from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.program.costs import ProgramCosts, check_memory
 from hetpipe.program.instructions import Compute, Pass
+from hetpipe.reporting.explanation import explanation_sentences
 from hetpipe.simulation.prediction import evaluator, simulate_plan
 from hetpipe.simulation.schedule_selection import lower
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import host_bytes, plan_memory
 from partition.estimates.step_estimate import StepEstimate
+from partition.explanation.explain import explain
 from partition.plan import FROZEN_WEIGHTS, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data
 from partition.problem import Problem, check_plan
@@ -133,6 +135,19 @@ def test_candidates_are_ranked_by_their_moves_too():
         for bandwidth in (1e9, 500.0)
     ]
     assert steps[1] - steps[0] == pytest.approx(4 * (14.0 - 8.0))
+
+
+def test_an_explanation_says_what_hosts_keep_and_what_moves_cost():
+    profile, plan = profile_of(), plan_of((0, 8, 1))
+    said = []
+    for bandwidth in (1000.0, 500.0):
+        problem = Problem(profile, cluster_of(1e6, bandwidth), 4, (1,))
+        found = explain(plan, problem, evaluator(profile, problem.cluster))
+        said.append("\n".join(explanation_sentences(found, plan, problem)))
+    for text in said:
+        assert "the host of a keeps 5.86 KiB of saved activations; it lends" in text
+    assert "what moves hides behind computation" in said[0]
+    assert "for what moves, passes of a device are 24 s of a step longer" in said[1]
 
 
 def test_plans_are_written_and_read():
