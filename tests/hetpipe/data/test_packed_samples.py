@@ -17,14 +17,16 @@ from hetpipe.data.packed_samples import PackedSamples, best_fit_decreasing
 from hetpipe.data.task import Reading, prepare_data, registered_task
 from hetpipe.data.vocabulary import load_vocabulary
 from hetpipe.models.adapters import task_spec
+from hetpipe.models.chain import ChainModel
 from hetpipe.models.kept_proofs import require_split
 from hetpipe.models.loss import loss_sum
 from hetpipe.models.names import model_entry
 from hetpipe.models.tasks import Task
+from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from other_folders import save_other
-from runs import chain_plan, made_up_profile, run
+from runs import chain_plan, made_up_profile, made_up_profile_of, run
 from shell import Shell
 
 LENGTH = 64
@@ -210,6 +212,50 @@ def test_the_same_losses_under_any_plan_and_on_resume(tmp_path):
     )
     task = registered_task(done, TaskSettings("gpt2-tiny", LENGTH, run=settings))
     assert {"input_ids", "position_ids"} == task.batch(0, 1)[0].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*chats")
+@pytest.mark.filterwarnings("ignore:llama-tiny.*brings no chat template")
+def test_adapters_train_on_packed_rows_as_on_one_device(tmp_path):
+    data = str(chats_file(tmp_path / "chats.jsonl"))
+    entry = model_entry("llama-tiny").with_adapters(LoraSettings(4, 8.0, ("q_proj", "down_proj")))
+    settings = Settings(
+        steps=3, learning_rate=1e-2, weight_decay=0.0, data=(data,), eval_data=(data,), eval_every=3,
+        pack=True, **entry.in_settings,
+    )  # fmt: skip
+    chain = ChainModel.from_spec(task_spec(TaskSettings(entry.name, LENGTH, run=settings)))
+    profile = made_up_profile_of(chain, entry.name)
+    plans = {"whole": chain_plan(entry.name, [0, 6], 4), "cut": chain_plan(entry.name, [0, 2, 4, 6], 2)}
+    losses = {name: run(tmp_path / name, plan, settings, profile)[1] for name, plan in plans.items()}
+    done = RunFolder(tmp_path / "whole" / "run")
+    task = registered_task(done, TaskSettings(entry.name, LENGTH, run=settings))
+    layers = task.chain.materialise(range(6), settings.seed)
+    trained = [value for value in layers.owned_parameters().values() if value.requires_grad]
+    optimizer, expected = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0), []
+    for step in range(3):
+        inputs, labels = task.batch(16 * step, 16)
+        loss = task.loss(layers.run(0, 6, inputs)[0], labels) * task.term_weight(labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate_at(step)
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses["whole"] == pytest.approx(expected, rel=2e-6)
+    assert losses["cut"] == pytest.approx(expected, rel=2e-6)
+    plain = TaskSettings(entry.name, LENGTH, run=replace(settings, pack=False))
+    (tmp_path / "apart").mkdir()
+    prepare_data(RunFolder(tmp_path / "apart"), plain)
+    alone = registered_task(RunFolder(tmp_path / "apart"), plain)
+    model = alone.chain.materialise(range(6), settings.seed).eval()
+    with torch.no_grad():
+        for name, value in model.owned_parameters().items():
+            value.copy_(layers.owned_parameters()[name])
+        inputs, labels = alone.held_out.batch(0, alone.held_out.num_samples)
+        loss = alone.loss(model.run(0, 6, inputs)[0], labels) / alone.held_out.num_loss_tokens
+    assert done.read_metrics()[-1]["eval_loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
 @pytest.mark.slow

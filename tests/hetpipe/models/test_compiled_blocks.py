@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from cost_model.cluster import CPU, Device
 from cost_model.errors import InputError
 from folders import tiny_model
+from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
-from hetpipe.runs.settings import Settings
+from hetpipe.models.names import model_entry
+from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.compilers import check_compilers
 from runs import chain_plan, made_up_profile, run
 
@@ -42,7 +45,12 @@ def traced(monkeypatch) -> list[int]:
 
 
 def steps(
-    chain: ChainModel, *, compiled: bool, length: int = 6, dropout: KeyedDropout | None = None
+    chain: ChainModel,
+    *,
+    compiled: bool,
+    length: int = 6,
+    dropout: KeyedDropout | None = None,
+    positions: tuple[int, ...] | None = None,
 ) -> list[Any]:
     """Losses and gradients of three steps with samples of their own, and the layers."""
     layers = chain.materialise(range(chain.num_layers), 0, compiled=compiled).train()
@@ -50,6 +58,8 @@ def steps(
     dropout.traces = compiled
     layers.on_layer = dropout.enter_layer
     inputs = {"input_ids": torch.arange(2 * length).view(2, length)}
+    if positions is not None:
+        inputs["position_ids"] = torch.tensor(positions).expand(2, length).clone()
     found: list[Any] = []
     for step, samples in enumerate([(4, 9), (0, 1), (2**40, 7)]):
         layers.zero_grad()
@@ -92,6 +102,22 @@ def test_losses_and_gradients_are_the_same_with_one_graph_for_all_blocks_and_ste
     assert len(traced) == 2
     assert not any("_orig_mod" in name for name in found[-1].state_dict())
     assert list(found[-1].state_dict()) == list(expected[-1].state_dict())
+
+
+@pytest.mark.parametrize("adapters", [None, LoraSettings(2, 4.0, ("q_proj", "v_proj"), dropout=0.3)])
+def test_rows_of_packed_samples_are_the_same_with_adapters_too(traced, adapters):
+    """Two samples a row, of which the second begins anew: no graph sees over the boundary."""
+    base = model_entry("llama-tiny")
+    entry = base if adapters is None else base.with_adapters(adapters)
+    chain = ChainModel.from_spec(
+        task_spec(TaskSettings(entry.name, 6, run=Settings(steps=1, pack=True, **entry.in_settings)))
+    )
+    positions = (0, 1, 2, 0, 1, 2)
+    expected, found = (steps(chain, compiled=compiled, positions=positions) for compiled in (False, True))
+    check_same(found, expected, 1e-5)
+    assert len(traced) == (1 if adapters is None else 2)  # before the first adapter nothing has a gradient
+    apart = steps(chain, compiled=True, positions=(0, 1, 2, 3, 4, 5))
+    assert abs(apart[0][0] - found[0][0]) > 1e-6 * abs(found[0][0])  # the mask counts
 
 
 class Choosing(nn.Module):

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from cost_model.dtypes import GRADIENT_BF16
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
@@ -18,7 +19,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.named_optimizers import factory_of
 from partition.plan_file import plan_text
-from runs import CPU_CLUSTER, chain_plan, made_up_profile, run
+from runs import CPU_CLUSTER, chain_plan, made_up_profile, replica_plan, run
 from shell import Shell
 
 STEPS = 4
@@ -121,6 +122,44 @@ def test_a_run_is_one_of_torch_on_one_device(tmp_path, name):
     assert run(tmp_path / "on", plans["cut"], gone_on, profile)[1] == pytest.approx(
         losses["whole"][2:], rel=1e-5
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "adagrad" else pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS],
+)
+def test_gradients_that_travel_in_16_bits_are_those_of_one_device_that_rounds_them(tmp_path, name):
+    """Two replicas: each rounds its own, and what both sum to is rounded again."""
+    settings, profile = settings_of(name, clip_norm=1e30), made_up_profile("llama-tiny")
+    plan = replace(replica_plan("llama-tiny", 6, (4, 8), (4, 8), zero=0), gradient_dtype=GRADIENT_BF16)
+    report, losses = run(tmp_path, plan, settings, profile)
+    assert report.owners_agree
+    task = registered_task(RunFolder(tmp_path / "run"), TaskSettings("llama-tiny", 64, run=settings))
+    layers = task.chain.materialise(range(6), settings.seed)
+    parameters = list(layers.owned_parameters().values())
+    _, kind, options = OTHERS[name]
+    groups = [
+        {"params": [value for value in parameters if value.dim() > 1], "weight_decay": 0.1},
+        {"params": [value for value in parameters if value.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer, expected = kind(groups, lr=settings.learning_rate, **options), []
+    for step in range(STEPS):
+        sums, total = [], 0.0
+        for first in (0, 8):
+            inputs, labels = task.batch(16 * step + first, 8)
+            loss = task.loss(layers.run(0, 6, inputs)[0], labels) / task.num_loss_tokens(16)
+            optimizer.zero_grad()
+            loss.backward()
+            sums.append([value.grad.bfloat16() for value in parameters])
+            total += loss.item()
+        for value, mine, other in zip(parameters, *sums, strict=True):
+            value.grad = (mine.float() + other.float()).bfloat16().float()
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate_at(step)
+        optimizer.step()
+        expected.append(total)
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -38,29 +38,37 @@ def count_terms(labels):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "frozen"),
     [
-        chain_plan("mine", [0, 2, 8], 4),
-        chain_plan("mine", [0, 1, 6, 8], 4),
-        replica_plan("mine", 8, (4, 10), (3, 6), zero=2),
-        replica_plan("mine", 8, (4, 10), (3, 6), zero=3),
+        (chain_plan("mine", [0, 2, 8], 4), ()),
+        (chain_plan("mine", [0, 1, 6, 8], 4), ()),
+        (replica_plan("mine", 8, (4, 10), (3, 6), zero=2), ()),
+        (replica_plan("mine", 8, (4, 10), (3, 6), zero=3), ()),
+        (chain_plan("mine", [0, 2, 6, 8], 4), ("encoder.block",)),
+        (chain_plan("mine", [0, 2, 6, 8], 4), ("encoder.", "shared")),
+        (replica_plan("mine", 8, (4, 10), (3, 6), zero=2), ("encoder.", "shared")),
+        (chain_plan("mine", [0, 6, 8], 4), ("decoder.",)),
     ],
 )
-def test_losses_are_those_of_transformers_and_a_plain_loop(tmp_path, plan):
+def test_losses_are_those_of_transformers_and_a_plain_loop(tmp_path, plan, frozen):
+    """frozen: how the names begin of what is not trained: the encoder, with embeddings, or the decoder."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 2}
     config = transformers.T5Config(**sizes, num_heads=2, dropout_rate=0.0)
     model = transformers.T5ForConditionalGeneration(config).double()
+    for name, value in model.named_parameters():
+        value.requires_grad_(not name.startswith(frozen) if frozen else True)
     samples = data()
     batch = {name: torch.stack([inputs[name] for inputs, _ in samples]) for name in samples[0][0]}
     labels = torch.stack([label for _, label in samples])
     plain, expected = copy.deepcopy(model).train(), []
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
+    trained = [value for value in plain.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
     for _ in range(STEPS):
         value = plain(**batch, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         value.backward()
-        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         expected.append(value.item())
     chain = ChainModel.from_module(model, {name: value[:1] for name, value in batch.items()})
