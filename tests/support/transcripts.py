@@ -29,6 +29,7 @@ from hetpipe.reporting import tables
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+FIGURE = re.compile(f"{NUMBER.pattern}%?")
 MEASURED = ("profile", "init", "check", "run")
 """Verbs whose figures are of the host and the hour."""
 MARKS = re.compile(
@@ -39,7 +40,7 @@ MARKS = re.compile(
 UNITS = re.compile(r"(?<=[# ])(?:ms|us|s)\b")
 STEPS = re.compile(r"(?:step #/# loss # # samples/s bubble #% ?)+")
 CLOSE = 0.01
-"""Relative: how far figures that are computed may lie apart, where a bound is given less or more time."""
+"""Relative, of shares absolute: how far computed figures may lie apart: a bound gets less or more time."""
 PROFILE = ROOT / "notebooks" / "data" / "bert-tiny-profile.json"
 
 
@@ -105,13 +106,13 @@ def differences(entry: Entry, now: str) -> list[str]:
         words = [STEPS.sub("steps ", UNITS.sub("#", text)) for text in words]
     if words[0] != words[1]:
         return [f"shown: {words[0]}", f"now: {words[1]}"]
-    figures = zip(*(NUMBER.findall(text) for text in texts), strict=True)
+    figures = zip(*(FIGURE.findall(text) for text in texts), strict=True)
     return [] if entry.is_measured else [f"{one}, now {two}" for one, two in figures if not _close(one, two)]
 
 
 def _close(one: str, two: str) -> bool:
-    values = [float(text.replace(",", "")) for text in (one, two)]
-    return math.isclose(*values, rel_tol=CLOSE)
+    values = [float(text.replace(",", "").removesuffix("%")) for text in (one, two)]
+    return math.isclose(*values, rel_tol=CLOSE, abs_tol=100 * CLOSE if one.endswith("%") else 0.0)
 
 
 def store(path: Path) -> None:
