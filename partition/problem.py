@@ -180,6 +180,11 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
     if plan.sharding is Sharding.WEIGHTS:
         _check_weights_sharded(profile, [cluster.device(name).kind for name in plan.device_names])
     offloaded = {layer for name in plan.device_names for layer in plan.offloaded_layers(name, FROZEN_WEIGHTS)}
+    if offloaded and profile.compiled:
+        raise InputError(
+            'offload names "frozen weights", and blocks are compiled, with the place of their weights; '
+            "profile without --compile, or take it out of the plan"
+        )
     views = [profile.on(kind) for kind in profile.kinds]
     if offloaded and not any(movable_bytes(view, layer) for view in views for layer in offloaded):
         raise InputError(

@@ -11,6 +11,7 @@ from cost_model.host_memory import (
     WEIGHT_ROOMS,
     movable_bytes,
     movable_saved_bytes,
+    saved_bytes_on_host,
 )
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
@@ -34,8 +35,8 @@ def with_offload(
     """Return the plan with the optimizer states of devices that lack memory on their hosts, where these may.
 
     All stages of such a device are offloaded, of no other: moves cost time, and the less the fewer share a
-    link. Whether all fits then is for `fits` to say. words: what is offloaded (`OFFLOADS`); what stages that
-    recompute save stays.
+    link. Whether all fits then is for `fits` to say. words: what is offloaded (`OFFLOADS`); a stage is given
+    those of which it has something that can move. What stages that recompute save stays.
     """
     full = {
         device.name
@@ -49,7 +50,7 @@ def with_offload(
         replace(
             pipeline,
             stages=tuple(
-                replace(stage, offload=_possible(stage, words)) if stage.device in full else stage
+                replace(stage, offload=_possible(stage, words, profile)) if stage.device in full else stage
                 for stage in pipeline.stages
             ),
         )
@@ -58,8 +59,14 @@ def with_offload(
     return replace(plan, pipelines=pipelines)
 
 
-def _possible(stage: Stage, words: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word for word in words if word != SAVED_ACTIVATIONS or not stage.recompute)
+def _possible(stage: Stage, words: tuple[str, ...], profile: ModelProfile) -> tuple[str, ...]:
+    """Return the words that say something of a stage: that saves, or has frozen weights, that can move."""
+    views = [profile.on(kind) for kind in profile.kinds]
+    moves = {
+        SAVED_ACTIVATIONS: not stage.recompute and bool(saved_bytes_on_host(profile, *stage.layers)),
+        FROZEN_WEIGHTS: any(movable_bytes(view, layer) for view in views for layer in range(*stage.layers)),
+    }
+    return tuple(word for word in words if moves.get(word, True))
 
 
 def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
@@ -91,6 +98,8 @@ def _smaller_problems(problem: Problem) -> Iterator[tuple[Problem, tuple[tuple[s
     states, weights, saved = (OPTIMIZER_STATES,), (FROZEN_WEIGHTS,), (SAVED_ACTIVATIONS,)
     for smaller in _without_states(problem):
         yield smaller, (states,)
+    if problem.profile.compiled:  # such blocks keep what they save, and their weights, where they are
+        return
     bare = _without_frozen(problem)
     if bare is not None:
         yield bare, (weights, (*states, *weights))

@@ -14,11 +14,12 @@ from hetpipe.program.instructions import Compute, Pass
 from hetpipe.reporting.explanation import explanation_sentences
 from hetpipe.simulation.prediction import evaluator, simulate_plan
 from hetpipe.simulation.schedule_selection import lower
+from partition.estimates.offloading import offloaded_plans
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import host_bytes, plan_memory
 from partition.estimates.step_estimate import StepEstimate
 from partition.explanation.explain import explain
-from partition.plan import FROZEN_WEIGHTS, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, SAVED_ACTIVATIONS, Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data
 from partition.problem import Problem, check_plan
 from partition.solver import solve
@@ -120,6 +121,37 @@ def test_the_planner_keeps_activations_on_the_host_where_that_is_faster_than_rec
     assert again.predicted is not None and again.predicted.step_s > 1.25 * plan.predicted.step_s
 
 
+def test_plans_offload_nothing_of_a_stage_that_has_nothing_to_move():
+    blocks = profile_of()
+    profile = replace(
+        blocks, layers=(*blocks.layers[:-1], replace(blocks.layers[-1], parameter_bytes=2000.0))
+    )
+    cluster = cluster_of(6000.0, 2000.0, 2)
+    plan = plan_of((0, 7, 2), (7, 8, 1), offload=False)
+    found = list(offloaded_plans(Problem(profile, cluster, 4, (1, 2)), lambda _: [plan]))
+    for each in found:
+        check_plan(each, profile, cluster)
+    # states of the head alone are on the host where saved activations of the blocks are too
+    offloads = [tuple(stage.offload for stage in each.pipelines[0].stages) for each in found]
+    assert ((OPTIMIZER_STATES, SAVED_ACTIVATIONS), (OPTIMIZER_STATES,)) in offloads
+
+
+def test_plans_of_compiled_blocks_have_states_alone_on_hosts():
+    tight = cluster_of(4500.0, 2000.0)
+    layers = tuple(replace(layer, unreached_bytes=4.0) for layer in profile_of().layers)
+    whole = plan_of((0, 8, 1), offload=False)
+    for profile in (profile_of(), replace(profile_of(), layers=layers)):
+        compiled = replace(profile, compiled=True)
+        plan = solve(Problem(compiled, tight, 4, (1, 2)), evaluator(compiled, tight))
+        check_plan(plan, compiled, tight)
+        # room for what is saved, weights and gradients, but not for all states
+        small = cluster_of(plan_memory(whole, compiled, "a/0").total_bytes - 50.0, 2000.0)
+        found = list(offloaded_plans(Problem(compiled, small, 4, (1,)), lambda _: [whole]))
+        assert {stage.offload for each in found for stage in each.pipelines[0].stages} == {
+            (OPTIMIZER_STATES,)
+        }
+
+
 def test_a_slow_link_is_worse_than_recompute():
     profile, slow = profile_of(), cluster_of(4500.0, 100.0)
     plan = solve(Problem(profile, slow, 4, (1, 2)), evaluator(profile, slow))
@@ -165,6 +197,14 @@ def test_what_cannot_be_is_refused():
         check_plan(plan_of((0, 1, 1), (1, 8, 1)), profile, cluster_of(1e6, 100.0, 2))
     with pytest.raises(InputError, match="blocks are compiled"):
         check_plan(plan_of((0, 8, 1)), replace(profile, compiled=True), cluster)
+    layers = tuple(replace(layer, unreached_bytes=4.0) for layer in profile.layers)
+    frozen = Stage(("a/0",), (0, 8), 1, offload=(FROZEN_WEIGHTS,))
+    with pytest.raises(InputError, match='"frozen weights", and blocks are compiled'):
+        check_plan(
+            Plan("manual", "saving", 4, (Pipeline(1, 4, (frozen,)),)),
+            replace(profile, layers=layers, compiled=True),
+            cluster,
+        )
     nobody = replace(cluster, nodes=tuple(replace(node, host_memory=None) for node in cluster.nodes))
     with pytest.raises(InputError, match="keeps saved activations of 'a/0'"):
         simulate_plan(plan_of((0, 8, 1)), profile, nobody)
