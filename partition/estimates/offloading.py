@@ -36,7 +36,8 @@ def with_offload(
 
     All stages of such a device are offloaded, of no other: moves cost time, and the less the fewer share a
     link. Whether all fits then is for `fits` to say. words: what is offloaded (`OFFLOADS`); a stage is given
-    those of which it has something that can move. What stages that recompute save stays.
+    those of which it has something that can move, and the step on the CPU where its host makes it. What
+    stages that recompute save stays.
     """
     full = {
         device.name
@@ -50,7 +51,9 @@ def with_offload(
         replace(
             pipeline,
             stages=tuple(
-                replace(stage, offload=_possible(stage, words, profile)) if stage.device in full else stage
+                replace(stage, offload=_possible(stage, words, profile, cluster))
+                if stage.device in full
+                else stage
                 for stage in pipeline.stages
             ),
         )
@@ -59,10 +62,14 @@ def with_offload(
     return replace(plan, pipelines=pipelines)
 
 
-def _possible(stage: Stage, words: tuple[str, ...], profile: ModelProfile) -> tuple[str, ...]:
+def _possible(
+    stage: Stage, words: tuple[str, ...], profile: ModelProfile, cluster: Cluster
+) -> tuple[str, ...]:
     """Return the words that say something of a stage: that saves, or has frozen weights, that can move."""
     views = [profile.on(kind) for kind in profile.kinds]
+    host = cluster.node_of(stage.device).host_memory
     moves = {
+        OPTIMIZER_STEP: host is not None and host.step_bytes_per_s is not None,
         SAVED_ACTIVATIONS: not stage.recompute and bool(saved_bytes_on_host(profile, *stage.layers)),
         FROZEN_WEIGHTS: any(movable_bytes(view, layer) for view in views for layer in range(*stage.layers)),
     }
@@ -77,7 +84,7 @@ def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Pla
     """
     seen: set[object] = set()
     hosts = [node.host_memory for node in problem.cluster.nodes if node.host_memory is not None]
-    hosts_step = all(host.step_bytes_per_s is not None for host in hosts)
+    hosts_step = any(host.step_bytes_per_s is not None for host in hosts)
     for smaller, choices in _smaller_problems(problem):
         for plan in plans_of(smaller):
             for words in choices:
@@ -89,7 +96,7 @@ def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Pla
                     yield offloaded
                 if OPTIMIZER_STATES in words and hosts_step:
                     stepped = with_offload(plan, problem.profile, problem.cluster, (*words, OPTIMIZER_STEP))
-                    if stepped.offloads and fits(stepped, problem.profile, problem.cluster):
+                    if stepped != offloaded and fits(stepped, problem.profile, problem.cluster):
                         yield stepped
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_model.cluster import Cluster, HostMemory, Link
+from cost_model.cluster import Cluster, HostMemory, Link, Node
 from cost_model.cluster_file import cluster_from_data
 from cost_model.errors import InputError
 from cost_model.host_memory import step_on_host_s
@@ -15,6 +15,7 @@ from hetpipe.runs.settings import Settings
 from hetpipe.simulation.prediction import evaluator, simulate_plan
 from hetpipe.simulation.schedule_selection import lower
 from partition.bounds.best_bound import offloaded_bound
+from partition.estimates.offloading import offloaded_plans
 from partition.estimates.plan_memory import host_bytes, plan_memory
 from partition.plan import OPTIMIZER_STATES, OPTIMIZER_STEP, Plan
 from partition.plan_file import plan_from_data
@@ -87,6 +88,33 @@ def test_the_planner_lets_the_host_step_where_that_is_faster_and_nowhere_else():
         check_memory(plan, profile, cluster)
         assert plan.predicted is not None
         assert offloaded_bound(problem, sharded=plan.zero > 0).fractional_s <= plan.predicted.step_s
+
+
+def test_a_host_steps_also_beside_one_that_does_not():
+    plan, profile, cluster = small_plan(), small_profile(), lent(small_cluster(), 100.0, 10.0)
+    first, *others = cluster.nodes
+    assert first.host_memory is not None and others
+    still = replace(first, host_memory=replace(first.host_memory, step_bytes_per_s=None))
+
+    def tight(node: Node) -> Node:
+        """The node with room for all but the states of its devices, and a part of these."""
+        needs = [(device, plan_memory(plan, profile, device.name)) for device in node.devices]
+        devices = (
+            replace(device, memory_bytes=need.total_bytes - 0.5 * need.optimizer_bytes)
+            for device, need in needs
+        )
+        return replace(node, devices=tuple(devices))
+
+    mixed = replace(cluster, nodes=tuple(map(tight, (still, *others))))
+    words = [
+        {stage.device: stage.offload for pipeline in each.pipelines for stage in pipeline.stages}
+        for each in offloaded_plans(Problem(profile, mixed, 4, (1, 2)), lambda _: [plan])
+    ]
+    names = {device.name for device in still.devices}
+    assert {name: (OPTIMIZER_STATES,) if name in names else BOTH for name in plan.device_names} in words
+    nobody = lent(mixed, 100.0, None)
+    found = list(offloaded_plans(Problem(profile, nobody, 4, (1, 2)), lambda _: [plan]))
+    assert found and len(found) == len({each.pipelines for each in found})
 
 
 def test_plans_and_clusters_are_written_and_read():
