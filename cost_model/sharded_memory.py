@@ -93,7 +93,9 @@ def sharded_memory(
     made = {layer: [piece for piece in pieces[layer] if piece in away - late] for layer in layers}
     wanted = {layer: [piece for piece in pieces[layer] if piece in fetched] for layer in layers}
     summed = {
-        layer for layer in layers if any(is_shared(piece) for piece in pieces[layer] if piece not in late)
+        layer
+        for layer in layers
+        if any(is_shared(piece) and not is_summed_once(piece) for piece in pieces[layer])
     }
     saved = _saved_together(profile, stage, together) if together else _saved_bytes(profile, stage)
     all_at_once = together > 0 and stage.num_microbatches == stage.in_flight
@@ -138,8 +140,9 @@ def _moments(
     passes = [(layer, False) for layer in range(stage.start, stage.stop)]
     passes += [(layer, True) for layer in reversed(range(first, stage.stop))]
     last: Sequence[Piece] = []
-    if first < stage.stop and not once:
-        last = made[first][-1:]  # of the microbatch before
+    lowest = next((layer for layer in range(first, stage.stop) if layer in summed), None)
+    if lowest is not None and not once:
+        last = made[lowest][-1:]  # of the microbatch before
     for (layer, is_backward), (following, _) in pairwise([*passes, passes[0]]):
         moment = _Moment(
             weights=_bytes((*wanted[layer], *wanted[following])),

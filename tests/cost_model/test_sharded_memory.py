@@ -118,3 +118,27 @@ def test_weights_of_a_lower_stage_stay_and_what_is_summed_once_has_its_gradients
         is_summed_once=lambda piece: piece.home == 2, is_fetched=lambda piece: piece.home != 2,
     )  # fmt: skip
     assert terms(found) == (30.0 + 20.0 + 10.0, 30.0 + 20.0 + 10.0, 0.0, 2.0 + 3.0)
+
+
+def test_no_sum_follows_a_layer_whose_states_alone_are_sharded() -> None:
+    profile = three_layers()
+    sizes = zip(profile.layers, (30.0, 20.0, 10.0), strict=True)
+    profile = replace(
+        profile, layers=tuple(replace(layer, parameter_bytes=num_bytes) for layer, num_bytes in sizes)
+    )
+
+    def found(owned: set[int], at_the_end: int, num_microbatches: int) -> tuple[float, ...]:
+        stage = StageShape(0, 3, 1, 1, num_microbatches=num_microbatches)
+        return terms(
+            sharded_memory(
+                profile, stage, Sharding.GRADIENTS, lambda piece: piece.home not in owned,
+                is_summed_once=lambda piece: piece.home == at_the_end,
+            )
+        )  # fmt: skip
+
+    # Its own 20 bytes of the middle layer are summed at the end: the last layer's 10 wait for the sum of the
+    # first, so that they are there in its backward, beside its 30 bytes.
+    assert found({1}, 1, 1) == (60.0, 20.0 + 30.0 + 10.0, 2 * 20.0, 2.0)
+    # The first layer's 30 are there all the time; what waits for the next microbatch are the middle's 20, in
+    # the last layer's backward.
+    assert found(set(), 0, 2) == (60.0, 30.0 + 20.0 + 10.0, 0.0, 9.0)
