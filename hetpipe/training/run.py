@@ -100,10 +100,10 @@ def prepare(
     fresh = not folder.path.exists() or not any(folder.path.iterdir())
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.begin_after(done)
         if not own_data:
             for told in prepare_data(folder, task_settings, vocabulary, plan=prediction.plan):
                 tell(told)
+        folder.begin_after(done)  # what is refused leaves what the run before told
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))
         folder.write(folder.plan, plan_text(prediction.plan))

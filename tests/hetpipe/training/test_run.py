@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cost_model.errors import InputError
 from hetpipe.data.task import prepare_data, registered_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
@@ -190,3 +191,14 @@ def test_a_run_resumes_under_another_plan(tmp_path, kind):
     assert len(losses) == 8
     assert relative(losses[4:], expected[4:]) < 1e-6
     assert [entry["step"] for entry in folder.read_metrics()] == list(range(1, 9))
+
+
+def test_a_run_that_is_refused_leaves_what_the_run_before_told(tmp_path):
+    settings, plan = Settings(steps=2, save=False), chain_plan("bert-tiny", [0, 8], 4)
+    run(tmp_path, plan, settings, made_up_profile("bert-tiny"))
+    (tmp_path / "held.txt").write_text("short")
+    refused = replace(settings, eval_data=(str(tmp_path / "held.txt"),))
+    with pytest.raises(InputError, match="--eval-data: the corpus has"):
+        run(tmp_path, plan, refused, made_up_profile("bert-tiny"))
+    folder = RunFolder(tmp_path / "run")
+    assert folder.report.exists() and folder.trace.exists() and len(folder.read_metrics()) == 2
