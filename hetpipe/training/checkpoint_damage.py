@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cost_model.errors import InputError
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
 from hetpipe.training.checkpoint import REMEDY, file_damage, read_manifest, written
 
 MOST_READERS = 8
@@ -44,6 +46,27 @@ def newest_whole(root: Path) -> NewestWhole:
             return NewestWhole(folder, tuple(found))
         found.append(damage)
     return NewestWhole(None, tuple(found))
+
+
+def damaged_later(folder: RunFolder, done: int, settings: Settings) -> dict[Path, str]:
+    """Return the damage of each checkpoint in the folder that is later than where the run begins.
+
+    Raises: InputError if a later one is whole: it would be taken for one of this run.
+    """
+    damaged: dict[Path, str] = {}
+    for step, later in written(folder.checkpoints):
+        source = settings.resume_from
+        begun = source is not None and Path(source).parent.samefile(folder.checkpoints)
+        if step <= (done if begun else 0):
+            break
+        damage = damage_of(later)
+        if damage is None:
+            raise InputError(
+                f"{later} is of a run before, {step} steps long; go on from it with --resume (resume_from), "
+                "remove it, or give another run folder"
+            )
+        damaged[later] = damage
+    return damaged
 
 
 def put_aside(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from cost_model.errors import DivergedError, InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
-from hetpipe.data.kinds import read_data
+from hetpipe.data.kinds import data_sha256, read_data
 from hetpipe.data.listened import listening
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
@@ -36,7 +36,7 @@ from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.adaptation import Adapt, Adaptation
 from hetpipe.training.answered import Answered
-from hetpipe.training.checkpoint_damage import damage_of, put_aside
+from hetpipe.training.checkpoint_damage import damaged_later, put_aside
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.frozen_base import check_stored_base
@@ -86,7 +86,7 @@ def prepare(
         check_stored_base(manifest.base, task_settings, source)
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
-    damaged = _damaged_later(folder, done, settings)
+    damaged = damaged_later(folder, done, settings)
     room_of(folder, settings, profile, adapters_alone=adapters_alone).check()
     if settings.resume_from is not None:
         sha256 = "" if own_data else read_data(settings.data, task_spec(task_settings))[1].sha256
@@ -113,27 +113,6 @@ def prepare(
         if fresh:  # nothing half-written
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-
-
-def _damaged_later(folder: RunFolder, done: int, settings: Settings) -> dict[Path, str]:
-    """Return the damage of each checkpoint in the folder that is later than where the run begins.
-
-    Raises: InputError if a later one is whole: it would be taken for one of this run.
-    """
-    damaged: dict[Path, str] = {}
-    for step, later in checkpoint.written(folder.checkpoints):
-        source = settings.resume_from
-        begun = source is not None and Path(source).parent.samefile(folder.checkpoints)
-        if step <= (done if begun else 0):
-            break
-        damage = damage_of(later)
-        if damage is None:
-            raise InputError(
-                f"{later} is of a run before, {step} steps long; go on from it with --resume (resume_from), "
-                "remove it, or give another run folder"
-            )
-        damaged[later] = damage
-    return damaged
 
 
 def train(
@@ -254,7 +233,10 @@ def train_predicted(
 
 @dataclass(slots=True)
 class _Preparation:
-    """What the attempts of a run share: all but the plan, and where each goes on from."""
+    """What the attempts of a run share: all but the plan, and where each goes on from.
+
+    data_sha256: of the texts of the first attempt, "" where the task brings its data.
+    """
 
     settings: Settings
     cluster_file: Path
@@ -262,13 +244,17 @@ class _Preparation:
     folder: RunFolder
     make_task: TaskFactory | None
     hosts: OtherHosts | None
+    data_sha256: str | None = None
 
     def local(self, prediction: Prediction) -> tuple[int, ...] | None:
         """Return the ranks that this host starts, None where there are no others."""
         return None if self.hosts is None else self.hosts.local(prediction.costs.devices)
 
     def fill(self, prediction: Prediction, tell: Callable[[str], None]) -> None:
-        """Fill the run folder for an attempt."""
+        """Fill the run folder for an attempt.
+
+        Raises: InputError as `prepare`, and for other texts than those of the first attempt.
+        """
         own = self.make_task if isinstance(self.make_task, UserTask) else None
         prepare(
             self.folder, self.settings, self.cluster_file, self.profile, prediction,
@@ -277,6 +263,13 @@ class _Preparation:
             own_schedule=own is not None and own.has_rate_schedule,
             local=self.local(prediction), tell=tell,
         )  # fmt: skip
+        found = "" if self.make_task is not None else data_sha256(self.folder.path)
+        if self.data_sha256 not in (None, found):
+            raise InputError(
+                "the texts of --data were changed since training began; put them back, and go on from the "
+                "last checkpoint with --resume"
+            )
+        self.data_sha256 = found
 
     def train(self, prediction: Prediction, answered: Answered, stopping: Stopping) -> None:
         """Train by the run folder until all ranks have ended, or one is lost."""

@@ -114,6 +114,25 @@ def test_lost_ranks_cost_the_steps_since_the_checkpoint_and_nothing_else(tmp_pat
     assert reported[3].noticed_after_s > 5
 
 
+@pytest.mark.slow
+def test_a_restart_on_other_texts_is_refused(tmp_path):
+    text, run = tmp_path / "text.txt", RunFolder(tmp_path / "run")
+    text.write_text("The ship sails far away. " * 2000)
+    settings = Settings(steps=STEPS, data=(str(text),))
+    killer = Killer([(1, 0, signal.SIGKILL)])
+
+    def changed(event: dict[str, Any]) -> None:
+        text.write_text("The ship comes home again. " * 2000)
+        killer(event)
+
+    with pytest.raises(InputError, match="texts of --data were changed since training began; put them back"):
+        train_predicted(
+            settings, cluster_file(tmp_path), made_up_profile(MODEL), predicted(tmp_path, [0, 8]), run,
+            on_event=changed, tell=killer.told.append, max_restarts=1,
+        )  # fmt: skip
+    assert len(killer.told) == 1 and "killed by signal 9, after step 1" in killer.told[0]
+
+
 def recovery(tmp_path: Path, replan=None) -> Recovery:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir(exist_ok=True)
