@@ -58,8 +58,10 @@ class LengthGroups:
     samples: FilledSamples
     samples_per_step: int
     _sorted: Callable[[int, int], IntArray] = field(init=False)
+    _lengths: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_lengths", self.samples.lengths)  # computed anew of all whenever asked for
         object.__setattr__(self, "_sorted", lru_cache(maxsize=4)(self._sorted_part))
 
     @property
@@ -102,7 +104,7 @@ class LengthGroups:
         """Return the tokens of each sample in the steps of these positions."""
         first = first_sample // self.samples_per_step * self.samples_per_step
         last = -(-(first_sample + num_samples) // self.samples_per_step) * self.samples_per_step
-        longest = int(self.samples.lengths[self.order(first, last - first)].max())
+        longest = int(self._lengths[self.order(first, last - first)].max())
         rounded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
         return min(self.samples.sequence_length, rounded)
 
@@ -114,7 +116,7 @@ class LengthGroups:
             for first in range(0, count, self.samples_per_step)
         ]
         tokens = sum(number * self.length_at(first, number) for first, number in steps)
-        real = int(self.samples.lengths[self.order(0, count)].sum())
+        real = int(self._lengths[self.order(0, count)].sum())
         return [
             *self.samples.notes(),
             f"grouped by length, {self.samples_per_step} a step: {1 - real / tokens:.0%} is filling",
@@ -129,7 +131,7 @@ class LengthGroups:
 
     def _sorted_part(self, start: int, stop: int) -> IntArray:
         samples = permuted(self.samples.seed, self.num_samples, start, stop - start)
-        samples = samples[np.argsort(self.samples.lengths[samples], kind="stable")]
+        samples = samples[np.argsort(self._lengths[samples], kind="stable")]
         head = min(-start % self.samples_per_step, len(samples))
         num_steps = (len(samples) - head) // self.samples_per_step
         whole = samples[head : head + num_steps * self.samples_per_step].reshape(

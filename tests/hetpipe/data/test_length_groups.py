@@ -57,6 +57,14 @@ def test_every_epoch_has_each_sample_once_however_it_is_read(lengths, per_step, 
     assert all(len(set(epoch)) == len(epoch) and max(epoch) < count for epoch in epochs)
 
 
+def test_lengths_of_all_samples_are_computed_once(monkeypatch):
+    asked, lengths = [], ChatDataset.lengths.fget
+    monkeypatch.setattr(ChatDataset, "lengths", property(lambda data: asked.append(1) or lengths(data)))
+    data = LengthGroups(chats_of(range(2, 50)), 4)
+    assert [data.batch(step * 4, 4).labels.shape[0] for step in range(12)] == [4] * 12
+    assert len(asked) == 1
+
+
 def test_a_step_is_as_long_as_its_longest_sample_whichever_part_is_asked_for():
     lengths = [2 + 11 * index % 63 for index in range(500)]
     data = LengthGroups(chats_of(lengths), 8)
