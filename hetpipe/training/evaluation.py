@@ -33,13 +33,17 @@ class _Counted:
 
     def __init__(self, figures: Figures | None) -> None:
         self._figures = figures
-        self.counts: Sequence[Any] | None = None
+        self._seen: list[Sequence[Any]] = []
+
+    @property
+    def counts(self) -> Sequence[Any] | None:
+        """Return what all microbatches seen so far come to."""
+        return self._figures.joined(self._seen) if self._figures is not None and self._seen else None
 
     def seen(self, outputs: Tensor, microbatch: Microbatch) -> None:
         """Add the counts of a microbatch."""
         if self._figures is not None:
-            more = self._figures.count(outputs, microbatch.labels)
-            self.counts = more if self.counts is None else self._figures.joined([self.counts, more])
+            self._seen.append(self._figures.count(outputs, microbatch.labels))
 
     def figures_of(self, by_rank: Iterable[Sequence[Any] | None]) -> dict[str, float]:
         """Return the figures of the counts of all ranks."""

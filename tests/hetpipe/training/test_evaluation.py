@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetpipe.data.figures import Figures
 from hetpipe.data.task import registered_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
@@ -14,9 +15,11 @@ from hetpipe.models.loss import loss_sum
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Decay, Settings, TaskSettings
+from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import home_layers
 from hetpipe.training.evaluated import Evaluated
+from hetpipe.training.evaluation import _Counted
 from hetpipe.training.resumption import find_checkpoint
 from interleaved_runs import interleaved
 from partition.plan import Pipeline, Plan, Stage
@@ -131,3 +134,21 @@ def test_the_least_is_remembered_and_one_that_is_not_finite_is_none():
         now = Evaluated.after(now, step, loss)
     assert now == Evaluated(50, None, 30, 2.0, 2)
     assert Evaluated.after(now, 60, 1.5) == Evaluated(60, 1.5, 60, 1.5)
+
+
+def test_figures_are_joined_once_however_many_microbatches_there_are():
+    joined: list[int] = []
+
+    def added(counts):
+        joined.append(len(counts))
+        return [sum(values) for values in zip(*counts, strict=True)]
+
+    def right(outputs, labels):
+        return float((outputs == labels).sum()), float(len(labels))
+
+    counted = _Counted(Figures(("accuracy",), right, added, lambda counts: [counts[0] / counts[1]]))
+    assert counted.counts is None
+    for index in range(50):
+        counted.seen(torch.tensor([0, index]), Microbatch(0, (0, 1), {}, torch.tensor([0, 7]), 1.0))
+    assert counted.counts == [51.0, 100.0] and joined == [50]
+    assert counted.figures_of([[51.0, 100.0], None]) == {"accuracy": 0.51}
