@@ -29,7 +29,9 @@ from hetpipe.trust.token import token_for
 
 _PORT, _RUN = "port", "run"
 _LOOPBACK = "127.0.0.1"
-PLANNING_TIMEOUT_S = 3600.0
+PLANNING_TIMEOUT_S = 7 * 86400.0
+"""Long texts may be split for hours before; where rank 0 fails torchrun ends the others anyway."""
+
 MEETING_TIMEOUT_S = 60.0
 
 
