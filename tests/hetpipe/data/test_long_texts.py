@@ -158,6 +158,7 @@ def test_without_a_cache_to_write_tokens_are_in_the_run_folder(tmp_path, nothing
 
 def test_a_hash_is_known_of_the_same_file_alone_once_its_times_are_sure(tmp_path, monkeypatch):
     path = text_files(tmp_path)[0]
+    monkeypatch.setattr("hetpipe.data.kept_tokens.SETTLED_S", 3600.0)
     found = LongTexts.read([path])
     assert known_sha256(FileStates.of([path])) is None  # it was written a moment ago
     monkeypatch.setattr("hetpipe.data.kept_tokens.SETTLED_S", -1.0)
