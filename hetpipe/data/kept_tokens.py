@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, write_atomically
-from hetpipe.data.dataset import TOKENS_HEADER, replacing
+from hetpipe.data.dataset import ENDS_FILE, TOKENS_FILE, TOKENS_HEADER, replacing
 from hetpipe.data.file_states import FileStates
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.runs.cache import texts_folder
@@ -63,10 +63,11 @@ def kept_tokens(
         SpecialTokens.of(vocabulary).separator, version("tokenizers"),
     ]  # fmt: skip
     folder = texts_folder() / canonical_sha256(decided)[:24]
-    if (folder / KEPT_FILE).is_file():
+    if all((folder / name).is_file() for name in (KEPT_FILE, TOKENS_FILE, ENDS_FILE, TOKENS_HEADER)):
         with suppress(OSError):
             os.utime(folder / KEPT_FILE)  # when it was taken last
         return folder, True
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was half removed
     unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{secrets.token_hex(4)}")
     unfinished.mkdir(parents=True)
     try:

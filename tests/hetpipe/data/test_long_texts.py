@@ -139,6 +139,19 @@ def test_a_text_is_split_once(tmp_path, nothing_is_held, monkeypatch):
     assert not list(texts_folder().glob(".unfinished*"))
 
 
+@pytest.mark.parametrize("gone", ["tokens.bin", "ends.bin", "tokens.json", "text.json"])
+def test_what_is_kept_in_part_is_written_anew(tmp_path, nothing_is_held, gone):
+    files = text_files(tmp_path)
+    first, _ = prepared(tmp_path / "first", files)
+    (kept,) = (found for found in texts_folder().iterdir() if found.is_dir())
+    (kept / gone).unlink()
+    second, told = prepared(tmp_path / "second", files)
+    assert told[0].endswith("kept in the cache (hetpipe cache)")
+    for name in ("tokens.bin", "tokens.json", "ends.bin"):
+        assert (second.path / name).read_bytes() == (first.path / name).read_bytes()
+    assert prepared(tmp_path / "third", files)[1][0].endswith("taken from the cache (hetpipe cache)")
+
+
 def test_a_folder_on_another_file_system_has_copies(tmp_path, nothing_is_held, monkeypatch):
     files = text_files(tmp_path)
     first, _ = prepared(tmp_path / "first", files)
