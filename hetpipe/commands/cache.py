@@ -38,8 +38,7 @@ def cache_command(
         path.unlink(missing_ok=True)
     if clear and model is None:
         forget_hashes()
-        for text in texts:
-            text.remove()
+        texts = tuple(text for text in texts if text.remove())
     if json:
         print_json(
             {

@@ -1,5 +1,6 @@
 """Tokens of long texts, kept in the cache, so that a text is split into tokens once for all runs."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -70,12 +71,16 @@ def kept_tokens(
     shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was half removed
     unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{secrets.token_hex(4)}")
     unfinished.mkdir(parents=True)
+    descriptor = os.open(unfinished, os.O_RDONLY)
     try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # `KeptText.remove` leaves it
         write(unfinished)
         write_atomically(unfinished / KEPT_FILE, json.dumps({"files": list(map(str, files))}) + "\n")
         with suppress(OSError):  # another run has been as far
             unfinished.rename(folder)
     finally:
+        os.close(descriptor)
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder, False
 

@@ -1,8 +1,11 @@
 """What the cache holds of texts: a folder of tokens for each, what became none, and hashes of files."""
 
+import fcntl
 import json
+import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +33,25 @@ class KeptText:
             "age_s": self.age_s,
         }
 
-    def remove(self) -> None:
-        """Remove it; run folders keep what they have of it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def remove(self) -> bool:
+        """Remove it, unless a run is writing it now; return whether it was removed.
+
+        Run folders keep what they have of it.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError:  # another has removed it
+            return False
+        try:
+            with suppress(OSError):  # a file system without locks
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+            shutil.rmtree(self.path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+        return True
 
 
 def kept_texts() -> tuple[KeptText, ...]:

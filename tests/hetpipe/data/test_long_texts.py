@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.data import long_texts
+from hetpipe.data.dataset import write_tokens
 from hetpipe.data.file_states import FileStates
 from hetpipe.data.kept_tokens import known_sha256
 from hetpipe.data.kind import Reading
@@ -150,6 +151,20 @@ def test_what_is_kept_in_part_is_written_anew(tmp_path, nothing_is_held, gone):
     for name in ("tokens.bin", "tokens.json", "ends.bin"):
         assert (second.path / name).read_bytes() == (first.path / name).read_bytes()
     assert prepared(tmp_path / "third", files)[1][0].endswith("taken from the cache (hetpipe cache)")
+
+
+def test_what_a_run_is_writing_is_not_removed(tmp_path, nothing_is_held, monkeypatch, hetpipe):
+    files, cleared = text_files(tmp_path), []
+
+    def split(*given):
+        write_tokens(*given)
+        (texts_folder() / ".unfinished-1").mkdir()  # of a run that was killed
+        cleared.append(hetpipe("cache --clear"))
+
+    monkeypatch.setattr("hetpipe.data.texts.write_tokens", split)
+    assert prepared(tmp_path / "first", files)[1][0].endswith("kept in the cache (hetpipe cache)")
+    assert [result.code for result in cleared] == [0] and "removed: tokens of 1 text," in cleared[0].out
+    assert [found.name[0] for found in texts_folder().iterdir() if found.is_dir()] != ["."]
 
 
 def test_a_folder_on_another_file_system_has_copies(tmp_path, nothing_is_held, monkeypatch):
