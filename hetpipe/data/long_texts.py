@@ -1,11 +1,12 @@
 """Texts that are read in pieces, so that one of any length takes little memory."""
 
 import codecs
+import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from cost_model.errors import InputError
 from hetpipe.data.listened import was_read
@@ -111,15 +112,36 @@ def _cut(line: str) -> list[str]:
     return [*found, line]
 
 
+class _DataFile(io.FileIO):
+    """A file that says itself why it cannot be read: what goes wrong beside it is no error of its disk."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a buffer; return the bytes read."""
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise self._unread(error) from error
+
+    def readall(self) -> bytes:
+        """Return all that is left."""
+        try:
+            return super().readall()
+        except OSError as error:
+            raise self._unread(error) from error
+
+    def _unread(self, error: OSError) -> InputError:
+        return InputError(f"data file {self.name} cannot be read ({error.strerror}); check its disk")
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file of data.
 
-    Raises: InputError if it is missing, or not a file that can be read.
+    Raises: InputError if it is missing, or not a file that can be read, then or later.
     """
     name = f"data file {path}"
     try:
-        file = path.open("rb")
+        file = io.BufferedReader(_DataFile(path))
     except FileNotFoundError as error:
         raise InputError(f"{name} does not exist; give the path of a file") from error
     except IsADirectoryError as error:

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.data import long_texts
+from hetpipe.data.data_file import read_text_file
 from hetpipe.data.dataset import write_tokens
 from hetpipe.data.file_states import FileStates
 from hetpipe.data.kept_tokens import known_sha256
 from hetpipe.data.kind import Reading
 from hetpipe.data.kinds import read_data
 from hetpipe.data.listened import listening
-from hetpipe.data.long_texts import lines_in
+from hetpipe.data.long_texts import lines_in, text_lines
 from hetpipe.data.task import prepare_data, registered_task
 from hetpipe.data.texts import LongTexts, Texts, read_corpus
 from hetpipe.data.vocabulary import train_vocabulary
@@ -165,6 +166,20 @@ def test_what_a_run_is_writing_is_not_removed(tmp_path, nothing_is_held, monkeyp
     assert prepared(tmp_path / "first", files)[1][0].endswith("kept in the cache (hetpipe cache)")
     assert [result.code for result in cleared] == [0] and "removed: tokens of 1 text," in cleared[0].out
     assert [found.name[0] for found in texts_folder().iterdir() if found.is_dir()] != ["."]
+
+
+def test_a_disk_that_does_not_give_what_it_holds_is_said_of_its_file(tmp_path, nothing_is_held):
+    path = tmp_path / "a.txt"
+    path.symlink_to("/proc/self/mem")  # opens, and its first page is not there: EIO
+    reason = r"data file .*a\.txt cannot be read \(Input/output error\); check its disk"
+    for read in (read_text_file, lambda path: list(text_lines(path)), lambda path: LongTexts.read([path])):
+        with pytest.raises(InputError, match=reason):
+            read(path)
+    spec = model_spec("gpt2-tiny")
+    vocabulary = train_vocabulary(["a b\n"], 300)
+    reading = Reading(spec, spec.inputs, vocabulary, tmp_path / "template", tmp_path / "images", 16, 3)
+    with pytest.raises(InputError, match=reason):
+        LongTexts((path,), FileStates.of([path]), "0").write(tmp_path, reading)
 
 
 def test_a_folder_on_another_file_system_has_copies(tmp_path, nothing_is_held, monkeypatch):
