@@ -40,8 +40,9 @@ class StageReport:
 class DeviceReport:
     """A device's memory at its peak in the first step, and how well the host kept up with it.
 
-    peak_bytes: None where nothing was counted. over_budget: share of the busy time by which operations took
-    longer than the emulated device may, 0 for a real one.
+    peak_bytes: None where nothing was counted, or steps are grouped by length: the first may be a short one.
+    over_budget: share of the busy time by which operations took longer than the emulated device
+    may, 0 for a real one.
     Of a GPU that tells them also: reserved_bytes, of torch's allocator at its peak in that step, peak_bytes
     and what it keeps to give out again; driver_bytes, in use beside it before the first step: contexts,
     communicators, other processes. planned_driver_bytes: what the plan left for these.

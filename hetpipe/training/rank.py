@@ -249,12 +249,12 @@ class _Run:
         with load.left_out():
             self._written_out()
         summary = RankSummary(
-            peak_bytes=self.peak_bytes,
+            peak_bytes=None if self.settings.group_by_length else self.peak_bytes,
             outcomes=tuple(self.outcomes),
             load=load.lap(),
             shared=shared_parameters(self.costs.program, self.task.chain, self.model),
             on_gpu=self.device.is_gpu,
-            reserved_bytes=self.reserved_bytes,
+            reserved_bytes=None if self.settings.group_by_length else self.reserved_bytes,
             driver_bytes=self.driver_bytes,
             clock=self.clock.figures,
         )
