@@ -12,6 +12,7 @@ from cost_model.network import NORM_BYTES
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.host_moves import moves_added_s, plan_step_s
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import stepped_bytes
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache, timed_stages
 from partition.plan import Plan
 
@@ -112,6 +113,13 @@ class StepEstimate:
         if plan.offloads:
             prices, cluster = self.costs.prices, problem.cluster
             return max(plan_step_s(plan, prices, cluster, name) for name in plan.device_names)
+        if plan.state_owners is not None:
+            return max(
+                self.costs.prices.update_s(
+                    problem.cluster.device(name), stepped_bytes(plan, problem.profile, name)
+                )
+                for name in plan.device_names
+            )
         whole = trained_bytes(problem.profile, range(plan.num_layers))
         for name in plan.device_names:
             device = problem.cluster.device(name)

@@ -24,8 +24,10 @@ from hetpipe.training import checkpoint
 from hetpipe.training.resumption import find_checkpoint
 from partition.bounds.best_bound import fractional_bound_s, sharded_bound
 from partition.estimates.optimizer_sharding import fits, with_state_owners
+from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
 from partition.estimates.ranking import Ranking
+from partition.estimates.step_estimate import StepEstimate
 from partition.plan import Figures, Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data
 from partition.problem import Problem
@@ -69,6 +71,16 @@ def test_states_go_where_memory_is_free_in_blocks() -> None:
     assert plan_memory(plan, profile, "n0/0").optimizer_bytes == 64.0
     with pytest.raises(InfeasibleError, match="'n0/0'"):
         check_memory(replace(plan, zero=0), profile, cluster)
+
+
+def test_an_estimate_steps_what_each_device_owns() -> None:
+    # 8 layers of 3 s a sample; 6 layers of 4 bytes at the owner of most, 0.5 s a byte
+    plan, profile, cluster = replicas(8, (80.0, 112.0))
+    owned = with_state_owners(plan, profile, cluster)
+    estimate = StepEstimate(PipelineCosts(Problem(profile, cluster, 2, (1,))))
+    assert estimate.estimate_s(owned) == pytest.approx(24.0 + 12.0)
+    assert simulate_plan(owned, profile, cluster).makespan_s == pytest.approx(24.0 + 12.0)
+    assert estimate.estimate_s(plan) == pytest.approx(24.0 + 16.0)  # nobody in particular: all of it
 
 
 def test_states_are_packed_layer_by_layer_where_blocks_do_not_fit() -> None:
