@@ -44,11 +44,12 @@ class ServedWeights:
         self._sent: list[_Sent] = []
 
     def serve(self, weights: Mapping[int, Tensor], fetches: Mapping[int, Iterable[int]]) -> None:
-        """Hand in messages for fetches that come.
+        """Hand in messages for fetches that come, and let go of those handed in before.
 
         weights: that this rank owns, by bucket. fetches: by rank, buckets of any owner, each as often as it
         is fetched.
         """
+        self.finish()  # evaluations come one after the other, and no step between
         moved = {}
         for peer, buckets in fetches.items():
             for bucket in buckets:
@@ -82,7 +83,11 @@ class ServedWeights:
         work.wait(self._timeout)
 
     def finish(self) -> None:
-        """Let go of what was handed in; all of it was fetched, since the NORM is over."""
+        """Wait until all that was handed in is fetched, and let go of it.
+
+        Others fetch it without this rank: after the NORM all of it has gone; after an evaluation or a
+        rehearsal they may still be at it.
+        """
         for sent in self._sent:
             with self._peer_timeout(sent.bucket, sent.peer):
                 sent.work.wait(self._timeout)

@@ -21,6 +21,7 @@ from hetpipe.program.instructions import Compute, Norm, Schedule, Sync
 from hetpipe.program.lowering import lower_as
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.gradient_sync import GradientSync
+from hetpipe.runtime.layer_sync import LayerSync
 from hetpipe.runtime.rank_setup import slices
 from hetpipe.training.meeting import from_first, gather
 from partition.plan import Pipeline, Plan, Stage
@@ -239,3 +240,19 @@ def summed_gradients(case: Case, *, rank: int, emit: Emit) -> None:
         steps.append([hashlib.sha256(buffer.numpy().tobytes()).hexdigest() for buffer in buffers])
     runner.executor.close()
     emit({"event": "summed", "rank": rank, "steps": steps, "worst": worst})
+
+
+def messages_handed_in(case: Case, evaluations: int, *, rank: int, emit: Emit) -> None:
+    """How many messages of weights a rank holds after each evaluation of a batch, and after a step."""
+    runner = Rank.open(case, rank)
+    program, forwards, counts = case.program, runner.executor.forwards(), list[int]()
+    sync = runner.executor._sync
+    assert isinstance(sync, LayerSync) and sync._served is not None
+    microbatch = slices(program, 0, *batch_of(case.model, 0, program.plan.global_batch_size, 8))
+    for _ in range(evaluations):
+        forwards.loss(microbatch)
+        counts.append(len(sync._served._sent))
+    runner.step(0, 8, 0.0, 1.0)
+    counts.append(len(sync._served._sent))
+    runner.executor.close()
+    emit({"event": "handed in", "rank": rank, "counts": counts})
