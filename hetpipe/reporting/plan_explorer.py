@@ -14,6 +14,7 @@ from cost_model.profile import ModelProfile
 from cost_model.what_if import changed, check_measured_links
 from hetpipe.reporting.expense_tables import WhatIfRow
 from hetpipe.reporting.plots import as_png, changed_plan, figure_of
+from hetpipe.reporting.plots.picture import alternative_text
 from hetpipe.reporting.tables import as_text, in_units, plan_sentences, plan_table, show
 from hetpipe.reporting.what_if_plans import what_if_row, with_best
 from partition.problem import Problem, problem_of
@@ -77,7 +78,9 @@ class PlanExplorer:
         today = self.planned("")
         clusters = self.cluster, self._problem(self.change).cluster
         row = self.row if self.change else today
-        return as_png(figure_of(changed_plan(today, row, self.profile, clusters)[0]))
+        figure = figure_of(changed_plan(today, row, self.profile, clusters)[0])
+        self._in_words = alternative_text(figure)
+        return as_png(figure)
 
     def _problem(self, change: str) -> Problem:
         if change not in self._problems:
@@ -154,4 +157,5 @@ class PlanExplorer:
         if self._view is None:
             show([NO_CONTROLS, self.text])
         picture = {"image/png": b64encode(self.picture).decode()} if self.picture else {}
-        display({**shown, **picture, "text/plain": self.text}, raw=True)
+        words = {"image/png": {"alt": self._in_words}} if self.picture else {}
+        display({**shown, **picture, "text/plain": self.text}, metadata=words, raw=True)

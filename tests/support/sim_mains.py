@@ -65,7 +65,7 @@ def _ready(
     costs = ProgramCosts(program, profile, cluster)
     optimizer = Optimizer(layers.stepped, layers.counted, 0.01)
     if layers.offloaded:
-        optimizer = HostStates(layers.stepped, layers.counted, 0.01, offloaded=layers.offloaded)
+        optimizer = HostStates(layers.stepped, layers.counted, 0.01, offloaded=layers.offloaded.names)
     MODULE.set_device(place.index or 0)
     pace = Pace() if place == CPU else GpuPace(MODULE.Event)
     executor = executor_of(
