@@ -75,6 +75,8 @@ class HostActivations:
         self._model, self._stages, self._around = model, frozenset(stages), frozenset(around)
         self._weights, self._place = weights, place
         self._rooms: dict[int, list[Tensor]] = {}  # on the host, that nobody uses, by bytes
+        self._forwards: set[Compute] = set()  # of the step at hand
+        self._sizes: set[int] = set()  # bytes of the rooms that these took
         self._of_weights = {_key(tensor) for tensor in (*model.held_tensors(), *model.buffers())}
         self._stay: set[int] = set()
         self._lowered: tuple[int, set[int]] = (0, set())  # copies of weights: how many, and which
@@ -96,6 +98,10 @@ class HostActivations:
             return others
         self._forward = key = (compute.pipeline, compute.stage, compute.microbatch)
         self._backward, self._lowered = None, (0, set())
+        if compute in self._forwards:  # the next step's
+            self._forwards.clear()
+            self._sizes.clear()
+        self._forwards.add(compute)
         self._saved[key] = {}
         self._known.clear()
         kept = (*held, *self._model.kept_arguments())
@@ -182,7 +188,7 @@ class HostActivations:
 
     def _send(self, there: Tensor) -> _Memory:
         """Let bytes go to the host; the device keeps them until that is done."""
-        rooms = self._rooms.setdefault(len(there), [])
+        rooms = self._rooms_for(len(there))
         if self._out is None:
             with _disable_current_modes():  # no counter is to take them for the device's
                 room = rooms.pop() if rooms else torch.empty_like(there)
@@ -195,6 +201,19 @@ class HostActivations:
         memory = _Memory(room, there)
         weakref.finalize(memory, rooms.append, room)
         return memory
+
+    def _rooms_for(self, num_bytes: int) -> list[Tensor]:
+        """Return the rooms of a size that nobody uses; if none, let go of those of sizes of steps before.
+
+        So lengths that change from step to step do not pile up, and steps that are alike make no new rooms.
+        """
+        self._sizes.add(num_bytes)
+        rooms = self._rooms.setdefault(num_bytes, [])
+        if not rooms:
+            for size, unused in self._rooms.items():
+                if size not in self._sizes:
+                    unused.clear()
+        return rooms
 
     def _bring(self, memories: Iterable[_Memory]) -> None:
         missing = [memory for memory in memories if memory.here is None]

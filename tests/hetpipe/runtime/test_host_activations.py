@@ -45,12 +45,14 @@ def model(*, frozen: bool = False) -> LayerModel:
     return layers
 
 
-def inputs(seed: int) -> Tensor:
-    return torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(seed))
+def inputs(seed: int, samples: int = SAMPLES) -> Tensor:
+    return torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def forward(layers: LayerModel, keeper: HostActivations | None, microbatch: int) -> Tensor:
-    x = inputs(microbatch)
+def forward(
+    layers: LayerModel, keeper: HostActivations | None, microbatch: int, samples: int = SAMPLES
+) -> Tensor:
+    x = inputs(microbatch, samples)
     if keeper is None:
         return layers.run(0, LAYERS, {"input0": x})[0]
     with keeper.saving(Compute(Pass.FORWARD, 0, 0, microbatch), [x]):
@@ -173,6 +175,35 @@ def test_nothing_is_left_when_all_is_over() -> None:
     gradients(layers, keeper)
     again = {num_bytes: len(rooms) for num_bytes, rooms in keeper._rooms.items()}
     assert rooms == again == {4 * SAMPLES * WIDTH: 2 * 2 * (LAYERS - 2)}  # of two in flight
+
+
+def rooms_after(layers: LayerModel, keeper: HostActivations, *samples: int) -> dict[int, set[int]]:
+    """The rooms that nobody uses after a step of such microbatches: by samples, where each lies."""
+    for microbatch, count in enumerate(samples):
+        backward(layers, keeper, microbatch, forward(layers, keeper, microbatch, count))
+    return {
+        size // (4 * WIDTH): {room.data_ptr() for room in rooms}
+        for size, rooms in keeper._rooms.items()
+        if rooms
+    }
+
+
+def test_steps_of_other_lengths_leave_no_room_behind() -> None:
+    layers = model()
+    keeper = HostActivations(layers, [(0, 0)], AROUND, CPU)
+    for samples in (64, 48, 32, 16):
+        rooms = rooms_after(layers, keeper, samples, samples)
+        assert {size: len(places) for size, places in rooms.items()} == {samples: 2 * (LAYERS - 2)}
+
+
+def test_steps_that_are_alike_make_no_new_room() -> None:
+    """The last microbatch is smaller."""
+    layers = model()
+    keeper = HostActivations(layers, [(0, 0)], AROUND, CPU)
+    rooms = rooms_after(layers, keeper, 64, 64, 16)
+    assert {size: len(places) for size, places in rooms.items()} == dict.fromkeys((64, 16), 2 * (LAYERS - 2))
+    for _ in range(2):
+        assert rooms_after(layers, keeper, 64, 64, 16) == rooms
 
 
 def test_stages_that_keep_theirs_do() -> None:
