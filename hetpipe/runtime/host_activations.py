@@ -26,10 +26,14 @@ Key = tuple[int, int, int]
 
 @dataclass(eq=False)  # no slots: it is referred to weakly
 class _Memory:
-    """The memory of saved tensors: its bytes on the host, and on the device while they are there."""
+    """The memory of saved tensors: its bytes on the host, and on the device while they are there.
+
+    come: the mark behind their copy to the device, which who reads them first waits for; None of none.
+    """
 
     on_host: Tensor
     here: Tensor | None
+    come: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,8 @@ class HostActivations:
     def _moves(self, tensor: Tensor, key: int) -> bool:
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg() or not tensor.numel():
             return False
+        if tensor.device.type != self._place.type:  # it is not the device's memory, and must not come there
+            return False
         copies = kept_copies()
         if len(copies) != self._lowered[0]:
             self._lowered = len(copies), set(map(_key, copies))
@@ -229,6 +235,10 @@ class HostActivations:
             else:
                 with on_stream(self._in, self._place):
                     memory.here.copy_(memory.on_host, non_blocking=True)
+        if self._in is not None and missing:
+            come = self._in.record_event()
+            for memory in missing:
+                memory.come = come
 
     @torch.no_grad()
     def _taken_up(self, kept: Any) -> Tensor:
@@ -236,8 +246,11 @@ class HostActivations:
             return kept if isinstance(kept, Tensor) or self._weights is None else self._weights.taken_up(kept)
         if kept.memory.here is None:
             self._bring([kept.memory])
-            if self._in is not None:
-                current_stream(self._place).wait_stream(self._in)
+        if (
+            kept.memory.come is not None
+        ):  # a layer may begin its backward before all of the next one's is over
+            current_stream(self._place).wait_event(kept.memory.come)
+            kept.memory.come = None
         here = kept.memory.here
         assert here is not None
         whole = len(here) // kept.dtype.itemsize * kept.dtype.itemsize

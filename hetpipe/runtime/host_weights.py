@@ -130,6 +130,8 @@ class HostWeights:
         layer, dtype, size, strides, offset = kept
         if layer not in self._layer_in:
             self.fetch(layer, -1)
+        elif self._coming is not None and layer != self._layer_in[self._current]:  # it may be on its way
+            current_stream(self._place).wait_stream(self._coming)
         room = self.rooms[self._layer_in.index(layer)]
         return room.view(dtype).as_strided(size, strides, offset)
 

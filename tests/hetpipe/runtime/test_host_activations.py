@@ -223,3 +223,70 @@ def test_evaluation_between_forward_and_backward_disturbs_nothing() -> None:
         backward(layers, keeper, microbatch, output)
     for name, value in layers.owned_parameters().items():
         assert value.grad is not None and torch.equal(value.grad, plain[name])
+
+
+class Fork(nn.Module):
+    """Gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.base(x), x + self.base.bias
+
+
+class Beside(nn.Module):
+    """Its second result is made last, and so goes back first: before the next layer gave back the first."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, y = pair
+        return torch.tanh(x), torch.sin(2 * y)
+
+
+class Join(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] * pair[1]
+
+
+def test_what_a_layer_reads_before_the_next_one_is_over_has_come(monkeypatch) -> None:
+    copies_are_late(monkeypatch)
+    found = []
+    for on_host in (False, True):
+        chain = ChainModel.from_module(
+            lambda: nn.Sequential(Fork(), *(Beside() for _ in range(LAYERS - 2)), Join()),
+            torch.zeros(1, WIDTH),
+            name="pairs",
+        )
+        layers = chain.materialise(range(LAYERS), 3)
+        keeper = HostActivations(layers, [(0, 0)], AROUND, CPU) if on_host else None
+        found.append(gradients(layers, keeper))
+    plain, late = found
+    assert plain.keys() == late.keys()
+    assert all(torch.equal(plain[name], late[name]) for name in plain)
+
+
+class _Elsewhere(torch.autograd.Function):
+    """Saves a tensor of another device, and needs it there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty(3, device="meta"))
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (there,) = ctx.saved_tensors
+        assert there.device.type == "meta"
+        return 2 * gradient
+
+
+def test_tensors_of_another_device_stay_there() -> None:
+    layers = model()
+    keeper = HostActivations(layers, [(0, 0)], AROUND, CPU)
+    for layer in range(1, LAYERS - 1):
+        block = layers.module_of(layer)
+        assert block is not None
+        block.register_forward_hook(lambda _, __, output: _Elsewhere.apply(output))
+    found = gradients(layers, keeper)
+    assert all(bool(value.isfinite().all()) for value in found.values())

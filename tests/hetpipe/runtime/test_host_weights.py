@@ -137,6 +137,21 @@ def test_what_comes_after_a_segment_does_not_take_the_room_of_its_layers(monkeyp
     assert brought == [2, 3, 1]
 
 
+def test_weights_on_their_way_are_waited_for_by_who_reads_them_first(monkeypatch) -> None:
+    copies_are_late(monkeypatch)
+    layers = model()
+    weights = HostWeights(layers, frozen_names(layers), CPU)
+    weights.fetch(3, 1)
+    kept = weights.put_down(layers.parameters_of(3)[frozen_names(layers)[3][0]].detach())
+    expected = weights.taken_up(kept).clone()
+    weights.fetch(1, 0)
+    weights.fetch(4, -1)  # 3 is on its way
+    for room in weights.rooms:
+        if room is not weights.rooms[weights._current]:
+            room.fill_(255)
+    assert torch.equal(weights.taken_up(kept), expected)
+
+
 def test_two_layers_have_room_and_parameters_are_whole_in_between() -> None:
     layers, before = model(), model().owned_parameters()
     weights = HostWeights(layers, frozen_names(layers), CPU)
