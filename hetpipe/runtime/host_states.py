@@ -152,14 +152,14 @@ class HostStates(Optimizer):
             self._coming.wait_stream(self._going)
         with self._on(self._coming):
             for room, states in self._moves(part):
-                room.copy_(states, non_blocking=True)
+                room.copy_(states, non_blocking=self._coming is not None)
 
     def _give_back(self, part: int) -> None:
         if self._going is not None:
             self._going.wait_stream(current_stream(self._place))
         with self._on(self._going):
             for room, states in self._moves(part):
-                states.copy_(room, non_blocking=True)
+                states.copy_(room, non_blocking=self._going is not None)
 
     def _moves(self, part: int) -> list[tuple[Tensor, Tensor]]:
         """Return (room, place on the host) of each of the states of a part."""

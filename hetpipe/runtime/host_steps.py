@@ -84,7 +84,7 @@ class HostSteps(HostStates):
             for piece in self._parts[part]:
                 gradient = piece.of_gradient
                 if gradient is not None:
-                    room[piece.in_room].copy_(gradient, non_blocking=True)
+                    room[piece.in_room].copy_(gradient, non_blocking=self._going is not None)
         return None if self._going is None else self._going.record_event()
 
     def _operands(self, part: int) -> Iterator[Operands]:
@@ -103,7 +103,7 @@ class HostSteps(HostStates):
         with self._on(self._coming):
             for piece in self._parts[part]:
                 if piece.of_gradient is not None:
-                    piece.of_value.copy_(weights[piece.in_room], non_blocking=True)
+                    piece.of_value.copy_(weights[piece.in_room], non_blocking=self._coming is not None)
 
     def host_tensors(self) -> list[Tensor]:
         """Return the tensors of states, weights and gradients that are in the host's memory."""

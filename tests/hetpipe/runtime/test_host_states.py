@@ -1,8 +1,11 @@
 """AdamW with states on the host, stepped on the device or there: the bits of one without, resumed too."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpipe.runtime.host_states import HostStates
 from hetpipe.runtime.host_steps import HostSteps
@@ -75,6 +78,28 @@ def test_states_that_were_saved_go_on_on_either_side(back, kind):
     for step in range(2, 4):
         one_step(second, step)
     assert_equal(second, expected)
+
+
+class _Copies(TorchDispatchMode):
+    """Whether each copy may be late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.late.append(len(args) > 2 and args[2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [HostStates, HostSteps])
+def test_without_streams_no_copy_is_late(kind):
+    """Nobody would wait for it: a device like Apple's has none, and copies beside its host all the same."""
+    mine = host_states(kind)
+    with _Copies() as copies:
+        one_step(mine, 0)
+    assert copies.late and not any(copies.late)
 
 
 def test_the_device_holds_three_sixteenths_of_them():
