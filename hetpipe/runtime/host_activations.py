@@ -29,11 +29,19 @@ class _Memory:
     """The memory of saved tensors: its bytes on the host, and on the device while they are there.
 
     come: the mark behind their copy to the device, which who reads them first waits for; None of none.
+    version: of what was saved, while `here` is that. is_changed: whether something wrote into it until then.
     """
 
     on_host: Tensor
     here: Tensor | None
+    version: int | None
     come: Any = None
+    is_changed: bool = False
+
+    def look(self) -> None:
+        """See whether what was saved is as it was."""
+        if self.here is not None and self.version is not None:
+            self.is_changed = self.here._version != self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,8 @@ class HostActivations:
         for memory in going.memories:
             if memory.here is not None:
                 self._known.pop(_key(memory.here), None)
-                memory.here = None
+                memory.look()
+                memory.here = memory.version = None
 
     def _put_down(self, tensor: Tensor) -> Any:
         if self._weights is not None:
@@ -176,7 +185,7 @@ class HostActivations:
         if going is None or going.is_whole or going.key != self._forward or not self._moves(tensor, key):
             return tensor.detach()  # an operation that kept its own output would never be freed
         memory = self._known.get(key)
-        if memory is None:
+        if memory is None or memory.version != tensor._version:  # or it was written into since
             memory = self._known[key] = self._send(_bytes_of(tensor))
             going.memories.append(memory)
         self._saved[going.key].setdefault(going.layer, weakref.WeakSet()).add(memory)
@@ -204,7 +213,7 @@ class HostActivations:
             self._out.wait_stream(current_stream(self._place))
             with on_stream(self._out, self._place):
                 room.copy_(there, non_blocking=True)
-        memory = _Memory(room, there)
+        memory = _Memory(room, there, there._version)
         weakref.finalize(memory, rooms.append, room)
         return memory
 
@@ -244,6 +253,12 @@ class HostActivations:
     def _taken_up(self, kept: Any) -> Tensor:
         if not isinstance(kept, _Saved):
             return kept if isinstance(kept, Tensor) or self._weights is None else self._weights.taken_up(kept)
+        kept.memory.look()
+        if kept.memory.is_changed:  # autograd, which would say so, leaves it to whoever keeps the tensors
+            raise RuntimeError(
+                f"a tensor of size {list(kept.size)} that is saved for the backward was modified by an "
+                "in-place operation afterwards; let that operation return a new tensor"
+            )
         if kept.memory.here is None:
             self._bring([kept.memory])
         if (

@@ -290,3 +290,46 @@ def test_tensors_of_another_device_stay_there() -> None:
         block.register_forward_hook(lambda _, __, output: _Elsewhere.apply(output))
     found = gradients(layers, keeper)
     assert all(bool(value.isfinite().all()) for value in found.values())
+
+
+class InPlace(nn.Module):
+    """Writes into what was saved: for a result that nobody needs, unless it is used."""
+
+    is_used = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        unneeded = torch.sin(y)  # saves y
+        y.mul_(2)
+        result = torch.tanh(y) * y
+        return result + unneeded if self.is_used else result
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_writes_into_saved_tensors_are_told_where_autograd_tells_them(
+    monkeypatch, is_used: bool, late: bool
+) -> None:
+    if late:
+        copies_are_late(monkeypatch)
+    found = []
+    for on_host in (False, True):
+        chain = ChainModel.from_module(
+            lambda: nn.Sequential(*(InPlace() for _ in range(LAYERS))), torch.zeros(1, WIDTH), name="in place"
+        )
+        layers = chain.materialise(range(LAYERS), 3)
+        block = layers.module_of(3)
+        assert isinstance(block, InPlace)
+        block.is_used = is_used
+        keeper = HostActivations(layers, [(0, 0)], AROUND, CPU) if on_host else None
+        if is_used:
+            with pytest.raises(RuntimeError, match=r"modified by an in-?place operation"):
+                gradients(layers, keeper)
+        else:
+            found.append(gradients(layers, keeper))
+    if found:
+        assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
