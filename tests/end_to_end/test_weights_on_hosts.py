@@ -21,7 +21,6 @@ from hetpipe.training import checkpoint, checkpoint_weights
 from partition.estimates.plan_memory import weights_on_host
 from partition.plan import (
     FROZEN_WEIGHTS,
-    OFFLOADS,
     OPTIMIZER_STATES,
     SAVED_ACTIVATIONS,
     Pipeline,
@@ -103,7 +102,9 @@ def test_runs_with_weights_on_hosts_have_the_same_bits(tmp_path: Path, kind: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(SAVED_ACTIVATIONS,), OFFLOADS])
+@pytest.mark.parametrize(
+    "words", [(SAVED_ACTIVATIONS,), (OPTIMIZER_STATES, FROZEN_WEIGHTS, SAVED_ACTIVATIONS)]
+)
 def test_runs_with_activations_on_hosts_have_the_same_bits(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Of a stage with two microbatches in flight and one after it, and of one in whose rounds all are."""
     made_up = profile()
