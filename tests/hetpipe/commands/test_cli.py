@@ -77,7 +77,7 @@ from small_case import small_profile
         ("explain plan.json --cluster cluster.toml", "neither --model nor --profile"),
         ("explain plan.json --profile profile.json --cluster other.toml", "no kind 'fats'"),
         ("simulate no.json --profile profile.json --cluster cluster.toml", "no.json: no such file"),
-        ("plot plan.json --cluster cluster.toml", "--profile is needed too"),
+        ("plot plan.json --cluster cluster.toml", "--profile or --model is needed too"),
         ("plot .", "no run folder"),  # though a plan lies in it
         ("check --model gtp2-tiny", "did you mean 'gpt2-tiny'?"),
         ("run --model made-up --cluster cluster.toml", "unknown model 'made-up'"),
