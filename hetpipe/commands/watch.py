@@ -44,12 +44,12 @@ def watch_command(
     page_data(folder)  # refuses what is no run folder
     with server_of(folder, port) as server:
         url = f"http://{LOOPBACK}:{server.server_port}/"
-        if json:
-            print_json({"run_folder": str(folder.path), "url": url})
-            sys.stdout.flush()
-        else:
-            show([f"{url} shows {folder.path} while it goes on; Ctrl-C ends it"])
         try:
+            if json:
+                print_json({"run_folder": str(folder.path), "url": url})
+                sys.stdout.flush()
+            else:
+                show([f"{url} shows {folder.path} while it goes on; Ctrl-C ends it"])
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:
             typer.echo("", err=True)
