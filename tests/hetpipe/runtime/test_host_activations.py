@@ -1,13 +1,10 @@
 """Saved activations that go to the host: exact where copies are late, two blocks at once, nothing left."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
@@ -16,6 +13,7 @@ from hetpipe.runtime import host_activations
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.host_activations import HostActivations
 from hetpipe.runtime.host_weights import HostWeights
+from late_copies import copies_are_late
 
 CPU = torch.device("cpu")
 WIDTH, LAYERS, SAMPLES = 6, 8, 64
@@ -77,59 +75,12 @@ def gradients(layers: LayerModel, keeper: HostActivations | None) -> dict[str, T
     return {name: value.grad for name, value in layers.owned_parameters().items() if value.grad is not None}
 
 
-class LateStream:
-    """A stream whose copies are made when another one waits for them, and no sooner."""
-
-    def __init__(self) -> None:
-        self.queue: list[tuple[Any, Any, Any]] = []
-        self.done = 0
-
-    def wait_stream(self, other: "LateStream") -> None:
-        self.wait_event(other.record_event())
-
-    def record_event(self) -> tuple["LateStream", int]:
-        return self, len(self.queue)
-
-    def wait_event(self, event: tuple["LateStream", int]) -> None:
-        stream, count = event
-        while stream.done < count:
-            function, args, kwargs = stream.queue[stream.done]
-            stream.done += 1
-            function(*args, **kwargs)
-
-
-class _Late(TorchDispatchMode):
-    def __init__(self, stream: LateStream) -> None:
-        super().__init__()
-        self.stream = stream
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default:
-            self.stream.queue.append((func, args, kwargs or {}))
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _on_stream(stream: LateStream, _: torch.device) -> Iterator[None]:
-    with _Late(stream):
-        yield
-
-
-def copies_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = LateStream()
-    monkeypatch.setattr(host_activations, "has_streams", lambda _: True)
-    monkeypatch.setattr(host_activations, "new_stream", lambda _: LateStream())
-    monkeypatch.setattr(host_activations, "current_stream", lambda _: current)
-    monkeypatch.setattr(host_activations, "on_stream", _on_stream)
-
-
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 def test_gradients_have_the_bits_of_activations_that_stay(monkeypatch, late: bool, weights: bool) -> None:
     plain = gradients(model(frozen=weights), None)
     if late:
-        copies_are_late(monkeypatch)
+        copies_are_late(monkeypatch, host_activations)
     layers, host = model(frozen=weights), None
     if weights:
         names = {
@@ -250,7 +201,7 @@ class Join(nn.Module):
 
 
 def test_what_a_layer_reads_before_the_next_one_is_over_has_come(monkeypatch) -> None:
-    copies_are_late(monkeypatch)
+    copies_are_late(monkeypatch, host_activations)
     found = []
     for on_host in (False, True):
         chain = ChainModel.from_module(
@@ -315,7 +266,7 @@ def test_writes_into_saved_tensors_are_told_where_autograd_tells_them(
     monkeypatch, is_used: bool, late: bool
 ) -> None:
     if late:
-        copies_are_late(monkeypatch)
+        copies_are_late(monkeypatch, host_activations)
     found = []
     for on_host in (False, True):
         chain = ChainModel.from_module(

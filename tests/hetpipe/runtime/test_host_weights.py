@@ -1,14 +1,10 @@
 """Frozen weights that come from the host: exact where copies are late, two layers' at once, whole after."""
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
@@ -18,6 +14,7 @@ from hetpipe.runs.quantization import Quantization
 from hetpipe.runtime import host_weights
 from hetpipe.runtime.host_weights import HostWeights, check_fetched
 from hetpipe.runtime.layer_sync import LayerSync
+from late_copies import copies_are_late
 
 CPU = torch.device("cpu")
 WIDTH, LAYERS = 6, 6
@@ -70,49 +67,11 @@ def gradients(layers: LayerModel, weights: HostWeights | None) -> dict[str, Tens
     return {name: value.grad for name, value in layers.owned_parameters().items() if value.grad is not None}
 
 
-class LateStream:
-    """A stream whose copies are made when another one waits for it, and no sooner."""
-
-    def __init__(self) -> None:
-        self.queue: list[tuple[Any, Any, Any]] = []
-
-    def wait_stream(self, other: "LateStream") -> None:
-        queue, other.queue = other.queue, []
-        for function, args, kwargs in queue:
-            function(*args, **kwargs)
-
-
-class _Late(TorchDispatchMode):
-    def __init__(self, stream: LateStream) -> None:
-        super().__init__()
-        self.stream = stream
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default:
-            self.stream.queue.append((func, args, kwargs or {}))
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _on_stream(stream: LateStream, _: torch.device) -> Iterator[None]:
-    with _Late(stream):
-        yield
-
-
-def copies_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = LateStream()
-    monkeypatch.setattr(host_weights, "has_streams", lambda _: True)
-    monkeypatch.setattr(host_weights, "new_stream", lambda _: LateStream())
-    monkeypatch.setattr(host_weights, "current_stream", lambda _: current)
-    monkeypatch.setattr(host_weights, "on_stream", _on_stream)
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_gradients_have_the_bits_of_weights_that_are_always_there(monkeypatch, late: bool) -> None:
     plain = gradients(model(), None)
     if late:
-        copies_are_late(monkeypatch)
+        copies_are_late(monkeypatch, host_weights)
     layers = model()
     weights = HostWeights(layers, frozen_names(layers), CPU)
     for room in weights.rooms:
@@ -125,7 +84,7 @@ def test_gradients_have_the_bits_of_weights_that_are_always_there(monkeypatch, l
 
 def test_what_comes_after_a_segment_does_not_take_the_room_of_its_layers(monkeypatch) -> None:
     """Layers 2 and 3 run again for their backward: to bring 4 then is a move for nothing, and one back."""
-    copies_are_late(monkeypatch)
+    copies_are_late(monkeypatch, host_weights)
     layers, brought = model(), []
     weights = HostWeights(layers, frozen_names(layers), CPU)
     bring = weights._bring
@@ -138,7 +97,7 @@ def test_what_comes_after_a_segment_does_not_take_the_room_of_its_layers(monkeyp
 
 
 def test_weights_on_their_way_are_waited_for_by_who_reads_them_first(monkeypatch) -> None:
-    copies_are_late(monkeypatch)
+    copies_are_late(monkeypatch, host_weights)
     layers = model()
     weights = HostWeights(layers, frozen_names(layers), CPU)
     weights.fetch(3, 1)

@@ -1,11 +1,13 @@
 """The optimizers of --optimizer: steps of torch under any plan, their bytes planned, resumed or refused."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from cost_model.dtypes import GRADIENT_BF16
 from cost_model.errors import InputError
@@ -86,6 +88,17 @@ def test_what_a_trainer_is_given_is_seen_when_it_is_measured(tmp_path, make, sta
     assert profile.optimizer_bytes_per_parameter_byte == states
 
 
+def of_torch(name: str, parameters: Sequence[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+    """Return torch's own optimizer of that name, whose vectors do not decay."""
+    _, kind, options = OTHERS[name]
+    groups = [
+        {"params": [value for value in parameters if value.dim() > 1], "weight_decay": 0.1},
+        {"params": [value for value in parameters if value.dim() == 1], "weight_decay": 0.0},
+    ]
+    made: torch.optim.Optimizer = kind(groups, lr=settings.learning_rate, **options)
+    return made
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_run_is_one_of_torch_on_one_device(tmp_path, name):
@@ -98,12 +111,7 @@ def test_a_run_is_one_of_torch_on_one_device(tmp_path, name):
     task = registered_task(done, TaskSettings("llama-tiny", 64, run=settings))
     layers = task.chain.materialise(range(task.chain.num_layers), settings.seed)
     parameters = list(layers.owned_parameters().values())
-    _, kind, options = OTHERS[name]
-    groups = [
-        {"params": [value for value in parameters if value.dim() > 1], "weight_decay": 0.1},
-        {"params": [value for value in parameters if value.dim() == 1], "weight_decay": 0.0},
-    ]
-    optimizer, expected = kind(groups, lr=settings.learning_rate, **options), []
+    optimizer, expected = of_torch(name, parameters, settings), []
     for step in range(STEPS):
         inputs, labels = task.batch(16 * step, 16)
         (logits,) = layers.run(0, task.chain.num_layers, inputs)
@@ -138,12 +146,7 @@ def test_gradients_that_travel_in_16_bits_are_those_of_one_device_that_rounds_th
     task = registered_task(RunFolder(tmp_path / "run"), TaskSettings("llama-tiny", 64, run=settings))
     layers = task.chain.materialise(range(6), settings.seed)
     parameters = list(layers.owned_parameters().values())
-    _, kind, options = OTHERS[name]
-    groups = [
-        {"params": [value for value in parameters if value.dim() > 1], "weight_decay": 0.1},
-        {"params": [value for value in parameters if value.dim() == 1], "weight_decay": 0.0},
-    ]
-    optimizer, expected = kind(groups, lr=settings.learning_rate, **options), []
+    optimizer, expected = of_torch(name, parameters, settings), []
     for step in range(STEPS):
         sums, total = [], 0.0
         for first in (0, 8):
