@@ -8,6 +8,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +101,8 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or nothing: a reader never meets half of it.
 
     Nobody knows the name that it has meanwhile, so that no link can lie there.
+
+    Raises: OSError if it cannot be written; it names the file itself, not the name of meanwhile.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -108,8 +111,11 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # on a disk that cannot be written nothing can be removed
+            temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
         raise
 
 

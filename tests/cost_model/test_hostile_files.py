@@ -146,6 +146,9 @@ def test_a_file_is_written_beside_links_and_leaves_nothing(tmp_path, monkeypatch
 def test_what_could_not_be_written_is_removed(tmp_path):
     with pytest.raises(OSError, match=r"Is a directory|not empty"):
         write_atomically(tmp_path, "text")
+    with pytest.raises(FileNotFoundError) as named:
+        write_atomically(tmp_path / "none" / "plan.json", "text")
+    assert (named.value.filename, named.value.filename2) == (str(tmp_path / "none" / "plan.json"), None)
     with pytest.raises(UnicodeEncodeError):
         write_atomically(tmp_path / "plan.json", "\ud800")
     assert list(tmp_path.iterdir()) == [] and not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))

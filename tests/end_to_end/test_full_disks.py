@@ -81,7 +81,7 @@ def test_what_cannot_be_written_is_read(run, hetpipe, disk):
         ("--steps 2 --run-folder disk/new", "disk/new: no run folder can be made there (Read-only file"),
         (
             "--steps 2 --no-save --resume auto --run-folder disk/run",
-            "cannot be written (Read-only file system)",
+            "error: disk/run/vocabulary.json: Read-only file system;",
         ),
     ):
         refused = run(options)
