@@ -1,4 +1,4 @@
-"""cache: the profiles that were measured, the splits that were proven, the tokens of long texts."""
+"""cache: profiles and links that were measured, splits that were proven, tokens of long texts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
 from hetpipe.profiling.cached_profiles import CachedProfile, cached_profiles
 from hetpipe.reporting.tables import new_table, show
-from hetpipe.runs.cache import profiles_folder, proofs_folder, texts_folder
+from hetpipe.runs.cache import links_folder, profiles_folder, proofs_folder, texts_folder
 from hetpipe.runs.kept_texts import KeptText, forget_hashes, kept_texts
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -25,20 +25,22 @@ def cache_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the profiles, proven splits and tokens of long texts that are kept, or remove them."""
+    """List the profiles, links between hosts, proven splits and tokens that are kept, or remove them."""
     found = cached_profiles(model)
     proofs = sorted(proofs_folder().glob("*.json")) if model is None else []
+    links = sorted(links_folder().glob("*.json")) if model is None else []
     texts = kept_texts() if model is None else ()
+    skipped: list[tuple[KeptText, str]] = []
     if model is not None and not found:
         known = sorted({entry.profile.model for entry in cached_profiles() if entry.profile is not None})
         raise InputError(
             f"the cache holds no profile of {model!r}; it holds {', '.join(known) or 'none at all'}"
         )
-    for path in [*(entry.path for entry in found), *proofs] if clear else ():
+    for path in [*(entry.path for entry in found), *proofs, *links] if clear else ():
         path.unlink(missing_ok=True)
     if clear and model is None:
         forget_hashes()
-        texts = tuple(text for text in texts if text.remove())
+        texts, skipped = _removed(texts)
     if json:
         print_json(
             {
@@ -46,7 +48,9 @@ def cache_command(
                 "removed": clear,
                 "profiles": [entry.to_json() for entry in found],
                 "proofs": [str(path) for path in proofs],
+                "links": [str(path) for path in links],
                 "texts": [text.to_json() for text in texts],
+                "skipped": [text.to_json() | {"reason": reason} for text, reason in skipped],
             }
         )
         return
@@ -56,12 +60,24 @@ def cache_command(
     lines = [f"{what}: {len(found)} {several}, {total} in {profiles_folder()}"]
     if proofs:
         lines.append(f"{what}: {len(proofs)} proof{'s' * (len(proofs) > 1)} of splits in {proofs_folder()}")
+    if links:
+        several = "measurement" if len(links) == 1 else "measurements"
+        lines.append(f"{what}: {len(links)} {several} of links between hosts in {links_folder()}")
     if texts:
         total = format_bytes(sum(text.num_bytes for text in texts))
         lines.append(
             f"{what}: tokens of {len(texts)} text{'s' * (len(texts) > 1)}, {total} in {texts_folder()}"
         )
+    for text, reason in skipped:
+        lines.append(f"skipped: {_names(text)}, tokens of {format_bytes(text.num_bytes)}: {reason}")
     show([*([_table(found)] if found else []), *lines, *([_table_of_texts(texts)] if texts else [])])
+
+
+def _removed(texts: tuple[KeptText, ...]) -> tuple[tuple[KeptText, ...], list[tuple[KeptText, str]]]:
+    """Remove tokens of texts; return those that were, and those that were not, with the reason."""
+    reasons = [(text, text.remove()) for text in texts]
+    gone = tuple(text for text, reason in reasons if not reason)
+    return gone, [(text, reason) for text, reason in reasons if reason]
 
 
 def _table(found: tuple[CachedProfile, ...]) -> Table:
@@ -89,9 +105,12 @@ def _table_of_texts(texts: tuple[KeptText, ...]) -> Table:
     for title in ("tokens", "taken"):
         table.add_column(title, justify="right", no_wrap=True)
     for text in texts:
-        names = ", ".join(Path(file).name for file in text.files) or f"unfinished: {text.path.name}"
-        table.add_row(names, format_bytes(text.num_bytes), f"{age_text(text.age_s)} ago")
+        table.add_row(_names(text), format_bytes(text.num_bytes), f"{age_text(text.age_s)} ago")
     return table
+
+
+def _names(text: KeptText) -> str:
+    return ", ".join(Path(file).name for file in text.files) or f"unfinished: {text.path.name}"
 
 
 def age_text(age_s: float) -> str:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def measured_network(
-    leader: "Leader | None", request: PlanRequest, cluster_file: Path
+    leader: "Leader | None", request: PlanRequest, cluster_file: Path, *, anew: bool = False
 ) -> Iterator[tuple[PlanRequest, Path]]:
     """Give the request with the links between hosts as they are measured, and a cluster file that says them.
 
-    leader: None where nothing is measured; then both are as they were.
+    leader: None where nothing is measured; then both are as they were. anew: whatever the cache holds.
 
     Raises: InputError if a link cannot be measured, or does not fit into the file.
     """
@@ -33,21 +33,26 @@ def measured_network(
 
     with scratch_folder("cluster") as folder:
         file = folder / cluster_file.name
-        write_atomically(file, measured_text(leader, request.usable, cluster_file))
+        write_atomically(file, measured_text(leader, request.usable, cluster_file, anew=anew))
         cluster = read_cluster(file)
         usable = dataclasses.replace(request.usable, links=cluster.links)
         yield dataclasses.replace(request, cluster=cluster, usable=usable), file
 
 
-def measured_text(leader: "Leader", usable: Cluster, cluster_file: Path) -> str:
-    """Return the text of the cluster file with the measured links between the nodes that take part."""
+def measured_text(leader: "Leader", usable: Cluster, cluster_file: Path, *, anew: bool = False) -> str:
+    """Return the text of the cluster file with the measured links between the nodes that take part.
+
+    anew: whatever the cache holds.
+    """
     from hetpipe.hosts.leaders_links import measure_links, measure_sums
 
-    found = measure_links(leader, usable)
-    note(f"measured {link}" for link in found)
+    found = measure_links(leader, usable, anew=anew)
+    note(f"{'known' if link.was_kept else 'measured'} {link}" for link in found)
+    if any(link.was_kept for link in found):
+        note(["what is known was measured within the last day; --remeasure measures it anew"])
     links = [NodeLink(link.nodes, link.slower) for link in found]
     text = with_links(read_text(cluster_file), links, str(cluster_file))
-    sums = measure_sums(leader, dataclasses.replace(usable, links=tuple(links)))
+    sums = measure_sums(leader, dataclasses.replace(usable, links=tuple(links)), anew=anew)
     if sums is not None and sums.is_far:
         warn(f"measured {sums}")
     elif sums is not None:

@@ -283,7 +283,7 @@ def measure(
     with leading(place, asked) as leader:
         profile = measured_on() if leader is None else joined_profile(leader, cluster, measured_on)
         if leader is not None:
-            text = measured_text(leader, cluster, options.cluster_file)
+            text = measured_text(leader, cluster, options.cluster_file, anew=options.remeasure)
             if cluster_output is not None:
                 write_output(cluster_output, text)
     note(how.said)

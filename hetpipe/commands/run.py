@@ -124,7 +124,9 @@ def run_command(
         measuring = others if options.profile_file is None else None
         profile = measure() if measuring is None else joined_profile(measuring, request.usable, measure)
         profile = with_states(profile, request.run)
-        request, cluster_file = ends.enter_context(measured_network(measuring, request, cluster_file))
+        request, cluster_file = ends.enter_context(
+            measured_network(measuring, request, cluster_file, anew=options.remeasure)
+        )
         batch = given.batch(plan, profile.sequence_length)
         batch = start.batch if batch is None else batch
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from hetpipe.hosts.leader import Leader
 
 
-def measure_links(leader: "Leader", cluster: Cluster) -> list[HostLink]:
-    """Return the links between all nodes of the cluster that have devices, each measured if unknown.
+def measure_links(leader: "Leader", cluster: Cluster, *, anew: bool = False) -> list[HostLink]:
+    """Return the links between all nodes of the cluster that have devices, each measured if unknown, or anew.
 
     Raises: what one of the hosts raises.
     """
@@ -34,10 +34,10 @@ def measure_links(leader: "Leader", cluster: Cluster) -> list[HostLink]:
         return [found[first] for first, _ in pairs]
 
     with leader.store_served():
-        return measure_pairs(cluster, leader.hosts, interface_of(address[0]), ask)
+        return measure_pairs(cluster, leader.hosts, interface_of(address[0]), ask, anew=anew)
 
 
-def measure_sums(leader: "Leader", cluster: Cluster) -> HostSum | None:
+def measure_sums(leader: "Leader", cluster: Cluster, *, anew: bool = False) -> HostSum | None:
     """Return a sum over the first devices of all nodes of a cluster with measured links; None for two nodes.
 
     Raises: what one of the hosts raises.
@@ -58,4 +58,4 @@ def measure_sums(leader: "Leader", cluster: Cluster) -> HostSum | None:
         return seconds_of(found[nodes[0]])
 
     with leader.store_served():
-        return measure_sum(cluster, leader.hosts, interface_of(address[0]), ask)
+        return measure_sum(cluster, leader.hosts, interface_of(address[0]), ask, anew=anew)

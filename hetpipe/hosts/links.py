@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,15 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """What messages between two nodes were measured to take, each direction apart."""
+    """What messages between two nodes were measured to take, each direction apart.
+
+    was_kept: whether it is from the cache.
+    """
 
     nodes: Pair
     there: MeasuredLink
     back: MeasuredLink
+    was_kept: bool = field(default=False, compare=False)
 
     @property
     def slower(self) -> Link:
@@ -89,17 +93,21 @@ def measure_pairs(
     hosts: dict[str, str],
     interface: str,
     ask: Callable[[list[Pair], list[tuple[Device, Device]]], list[dict[str, Any]]],
+    *,
+    anew: bool = False,
 ) -> list[HostLink]:
     """Return the links between all pairs of nodes that have devices, those that are known from the cache.
 
     hosts: what each host is called, with its address, by node. interface: of the leader, by which it is
-    reached. ask: measures pairs that share no node, given the first device of both nodes of each.
+    reached. ask: measures pairs that share no node, given the first device of both nodes of each. anew:
+    whatever the cache holds.
     """
     first = {node.name: node.devices[0] for node in cluster.nodes if node.devices}
     found: dict[Pair, HostLink] = {}
     for pairs in rounds_of(list(first)):
         files = {pair: _file(first[pair[0]], first[pair[1]], hosts, interface) for pair in pairs}
-        found |= {pair: link for pair in pairs if (link := _kept(files[pair], pair)) is not None}
+        if not anew:
+            found |= {pair: link for pair in pairs if (link := _kept(files[pair], pair)) is not None}
         left = [pair for pair in pairs if pair not in found]
         if not left:
             continue
@@ -160,7 +168,8 @@ def _kept(path: Path, pair: Pair) -> HostLink | None:
     try:
         if time.time() - path.stat().st_mtime > KEPT_S:
             return None
-        return _host_link(pair, check_format(read_json(path), FORMAT, str(path)), str(path))
+        link = _host_link(pair, check_format(read_json(path), FORMAT, str(path)), str(path))
+        return dataclasses.replace(link, was_kept=True)
     except (OSError, InputError):
         return None
 

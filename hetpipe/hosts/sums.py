@@ -81,11 +81,13 @@ def measure_sum(
     hosts: dict[str, str],
     interface: str,
     ask: Callable[[list[Device], list[int]], list[float]],
+    *,
+    anew: bool = False,
 ) -> HostSum | None:
     """Return a sum over all nodes that have devices, from the cache where it is known; None for two nodes.
 
     hosts, interface: as for `links.measure_pairs`, to which cluster owes its links. ask: measures, given the
-    first device of each node and the sizes.
+    first device of each node and the sizes. anew: whatever the cache holds.
     """
     devices = [node.devices[0] for node in cluster.nodes if node.devices]
     if len(devices) < FEWEST:
@@ -93,7 +95,7 @@ def measure_sum(
     by_links = sizes_for(cluster, [device.name for device in devices])
     sizes = list(by_links)
     file = _file(devices, hosts, interface, sizes)
-    seconds = _kept(file)
+    seconds = None if anew else _kept(file)
     if seconds is None or len(seconds) != len(sizes):
         seconds = tuple(ask(devices, sizes))
         file.parent.mkdir(parents=True, exist_ok=True)

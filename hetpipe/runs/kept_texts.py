@@ -33,25 +33,27 @@ class KeptText:
             "age_s": self.age_s,
         }
 
-    def remove(self) -> bool:
-        """Remove it, unless a run is writing it now; return whether it was removed.
+    def remove(self) -> str:
+        """Remove it, unless a run is writing it now; return why it is kept, "" where it is gone.
 
         Run folders keep what they have of it.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
-        except OSError:  # another has removed it
-            return False
+        except FileNotFoundError:  # another has removed it
+            return ""
+        except OSError as error:
+            return f"it cannot be read ({error.strerror})"
         try:
             with suppress(OSError):  # a file system without locks
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return False
+                    return "a run is writing it"
             shutil.rmtree(self.path, ignore_errors=True)
         finally:
             os.close(descriptor)
-        return True
+        return "it cannot be removed (who may write there?)" if self.path.exists() else ""
 
 
 def kept_texts() -> tuple[KeptText, ...]:

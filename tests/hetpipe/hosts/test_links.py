@@ -21,6 +21,7 @@ from hetpipe.hosts.links import (
     rounds_of,
 )
 from hetpipe.runs.cache import links_folder
+from shell import Shell
 
 FAST, SLOW = (MeasuredLink(0.001, bandwidth, (8, 16), (1.0, 2.0)) for bandwidth in (1.25e8, 1.25e7))
 
@@ -56,8 +57,13 @@ def test_a_link_is_measured_once_a_day_by_hosts_and_interface(
     first = measure_pairs(made, hosts, "eth0", ask)
     assert [link.nodes for link in first] == sorted(asked) == [("a", "b"), ("a", "c"), ("b", "c")]
     asked.clear()
-    assert measure_pairs(made, hosts, "eth0", ask) == first
+    assert not any(link.was_kept for link in first)
+    again = measure_pairs(made, hosts, "eth0", ask)
+    assert again == first and all(link.was_kept for link in again)
     assert not asked
+    assert not any(link.was_kept for link in measure_pairs(made, hosts, "eth0", ask, anew=True))
+    assert len(asked) == 3
+    asked.clear()
     measure_pairs(made, hosts, "eth1", ask)
     assert len(asked) == 3
     asked.clear()
@@ -83,3 +89,15 @@ def test_a_plan_takes_the_slower_direction_and_both_are_told():
 def test_devices_arrive_as_they_were_sent():
     one, other = cluster("a", "b").devices
     assert devices_of_json(devices_to_json([(one, other)])) == [(one, other)]
+
+
+def test_what_is_kept_is_counted_and_cleared(hetpipe: Shell):
+    def ask(pairs: list[Pair], _: list[tuple[Device, Device]]) -> list[dict[str, Any]]:
+        return [{"there": asdict(FAST), "back": asdict(SLOW)} for _ in pairs]
+
+    measure_pairs(cluster("a", "b"), {"a": "one", "b": "other"}, "eth0", ask)
+    assert "kept: 1 measurement of links between hosts in" in hetpipe("cache").out
+    (named,) = hetpipe("cache --json").json["links"]
+    assert Path(named).parent == links_folder()
+    assert "removed: 1 measurement of links between hosts in" in hetpipe("cache --clear").out
+    assert not list(links_folder().iterdir())

@@ -51,13 +51,15 @@ def test_a_sum_is_measured_once_a_day_by_hosts_and_interface(monkeypatch: pytest
     assert asked == [["a/0", "b/0", "c/0"]]
     assert measure_sum(made, hosts, "eth0", ask) == first
     assert len(asked) == 1
+    assert measure_sum(made, hosts, "eth0", ask, anew=True) == first
+    assert len(asked) == 2
     measure_sum(made, hosts, "eth1", ask)
     measure_sum(made, {**hosts, "c": "another"}, "eth0", ask)
-    assert len(asked) == 3
+    assert len(asked) == 4
     for file in (links_folder()).iterdir():
         file.write_text('{"format": "hetpipe.host_sum/1", "seconds": ["x"]}')
     assert measure_sum(made, hosts, "eth0", ask) == first
-    assert len(asked) == 4
+    assert len(asked) == 5
 
 
 def test_a_sum_that_is_far_from_what_the_links_say_is_told_so():
