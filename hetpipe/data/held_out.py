@@ -19,17 +19,19 @@ class HeldOut:
     """Held-out samples, each once.
 
     num_loss_tokens: how many terms the loss of all of them counts. batch: (first sample, number) -> inputs by
-    name and labels, each [samples, ...]; past the end no label counts.
+    name and labels, each [samples, ...]; past the end no label counts. sha256: of the data, "" where nobody
+    knows.
     """
 
     num_samples: int
     num_loss_tokens: int
     batch: Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
+    sha256: str = ""
 
     @classmethod
-    def of(cls, samples: Samples) -> "HeldOut":
+    def of(cls, samples: Samples, sha256: str = "") -> "HeldOut":
         """Return samples of a kind of data, each once, in the order of their seed."""
-        return cls(samples.num_samples, samples.num_terms, partial(_counted, samples))
+        return cls(samples.num_samples, samples.num_terms, partial(_counted, samples), sha256)
 
 
 def as_tensors(samples: Samples, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:

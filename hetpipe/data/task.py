@@ -235,7 +235,7 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         if spec.task.reads_text
         else "",
         data_sha256=data_sha256(folder.path),
-        held_out=None if held_out is None else HeldOut.of(held_out),
+        held_out=None if held_out is None else HeldOut.of(held_out, data_sha256(folder.held_out)),
         predicts=spec.task,
         figures=figures_of(spec.task, spec.labels, folder.held_out),
         references=references,

@@ -17,7 +17,7 @@ from hetpipe.runs.run_report import (
     RecoveryReport,
     RunReport,
 )
-from hetpipe.runs.settings import Clock
+from hetpipe.runs.settings import LOSS, Clock
 
 EMULATION_NOTE = (
     "compute time of emulated devices is predicted by construction; order, hops, contention, bubbles, sync "
@@ -74,17 +74,7 @@ def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, s
 def run_marks(report: RunReport) -> list[str]:
     """Say what is to be known beside the figures of a run."""
     marks = gradient_sentences(report.gradient_dtype)
-    if report.best_eval_loss is not None:
-        last = "not finite" if report.eval_loss is None else f"{report.eval_loss:.4f}"
-        marks.append(
-            f"held-out loss {last}, best {report.best_eval_loss:.4f} after step {report.best_eval_step}"
-        )
-        best = report.best_eval_figures
-        marks += [
-            f"held-out {name} {figure_text(name, value)}"
-            + (f", {figure_text(name, best[name])} at the best" if name in best else "")
-            for name, value in report.eval_figures.items()
-        ]
+    marks += _held_out_sentences(report)
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")
     if abs(report.between_steps) > LARGE_BETWEEN:
@@ -105,6 +95,24 @@ def run_marks(report: RunReport) -> list[str]:
     if not report.owners_agree:
         marks.append("warning: parameters with several owners differ between them; this is a bug")
     return marks
+
+
+def _held_out_sentences(report: RunReport) -> list[str]:
+    """Say the last loss and figures of held-out data, and those at the step of the best, by what that is."""
+    if report.best_eval_loss is None:
+        return []
+    last = "not finite" if report.eval_loss is None else f"{report.eval_loss:.4f}"
+    figures = {name: figure_text(name, value) for name, value in report.eval_figures.items()}
+    best = {name: figure_text(name, value) for name, value in report.best_eval_figures.items()}
+    best[LOSS] = f"{report.best_eval_loss:.4f}"
+    sentences = []
+    for name, text in {LOSS: last, **figures}.items():
+        if name == report.best_eval_by:
+            text += f", best {best[name]} after step {report.best_eval_step}"
+        elif name in best:
+            text += f", {best[name]} at the best {report.best_eval_by}"
+        sentences.append(f"held-out {name} {text}")
+    return sentences
 
 
 def recovery_sentences(recoveries: Sequence[RecoveryReport]) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, TypeAdapter
 from cost_model.dtypes import FLOAT32
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
+from hetpipe.runs.settings import LOSS
 
 FORMAT = "hetpipe.report/1"
 OVERLOADED_SHARE = 0.02
@@ -98,9 +99,9 @@ class RunReport:
     Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
     skipped_steps: those that changed nothing, since a gradient was not finite; loss_spikes: those whose loss
     stood out. slow_devices: sentences on devices that took longer than planned, and as long again.
-    eval_loss: of held-out texts, the last; best_eval_loss, best_eval_step: the least, and after which step;
+    eval_loss: of held-out texts, the last; best_eval_loss, best_eval_step: of the best, and after which step;
     None without such texts, or where it is not finite. eval_figures, best_eval_figures: accuracy, f1, ... of
-    the task, of the same steps.
+    the task, of the same steps. best_eval_by: what was best, the loss (the least) or a figure (the largest).
     recoveries: all in the run folder, of runs that this one went on from too.
     """
 
@@ -134,6 +135,7 @@ class RunReport:
     best_eval_step: int = 0
     eval_figures: dict[str, float] = field(default_factory=dict)
     best_eval_figures: dict[str, float] = field(default_factory=dict)
+    best_eval_by: str = LOSS
     recoveries: tuple[RecoveryReport, ...] = ()
 
     @property

@@ -182,18 +182,19 @@ def discard_unfinished(root: Path) -> None:
 def best(root: Path) -> Path | None:
     """Return the checkpoint whose own held-out loss is the least, the first of equal ones; None: none has.
 
-    Where the newest goes by a figure, as accuracy: the one with the largest.
+    Where the newest goes by a figure, as accuracy: the one with the largest. Only those of the newest's
+    held-out data are compared.
     """
-    found: list[tuple[str, float, int, Path]] = []
+    found: list[tuple[Evaluated, float, int, Path]] = []
     for folder, step in _folders(root, COMPLETE_NAME):
         with suppress(InputError):
             evaluated = read_manifest(folder).evaluated
             if evaluated is not None and evaluated.step == step and evaluated.score is not None:
-                found.append((evaluated.by, evaluated.score, step, folder))
+                found.append((evaluated, evaluated.score, step, folder))
     if not found:
         return None
-    by = max(found, key=lambda each: each[2])[0]
-    return min(each for each in found if each[0] == by)[3]
+    newest = max(found, key=lambda each: each[2])[0]
+    return min(each[1:] for each in found if each[0].compares(newest))[2]
 
 
 def keep_newest(root: Path, keep: int) -> None:

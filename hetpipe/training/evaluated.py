@@ -16,6 +16,7 @@ class Evaluated:
 
     step, loss, figures: of the last. best_step, best_loss, best_figures: of the best, the first of equal
     ones: the least loss, or the largest figure where `by` names one. worse: since then, one after another.
+    of: the hash of the held-out data, "" where nobody knows; figures of other data are not compared.
     """
 
     step: int
@@ -26,6 +27,7 @@ class Evaluated:
     figures: dict[str, float] = field(default_factory=dict)
     best_figures: dict[str, float] = field(default_factory=dict)
     by: str = LOSS
+    of: str = ""
 
     @property
     def is_best(self) -> bool:
@@ -45,6 +47,19 @@ class Evaluated:
         assert self.best_loss is not None, self
         return f"{self.best_loss if self.by == LOSS else self.best_figures[self.by]:.4f}"
 
+    def compares(self, other: "Evaluated") -> bool:
+        """Return whether the scores of both are of the same figure and, as far as is known, data."""
+        return self.by == other.by and (self.of == other.of or not (self.of and other.of))
+
+    def other_texts(self, now: str) -> list[str]:
+        """Return what to tell of a run that goes on with held-out data of this hash."""
+        if not self.of or self.of == now:
+            return []
+        return [
+            f"--eval-data is other text (sha256 {now[:12]}) than before the checkpoint ({self.of[:12]}); "
+            "what is best is found anew"
+        ]
+
     @classmethod
     def after(
         cls,
@@ -53,11 +68,15 @@ class Evaluated:
         loss: float,
         figures: Mapping[str, float] | None = None,
         by: str = LOSS,
+        *,
+        of: str = "",
     ) -> "Evaluated":
         """Return what one loss more says, with its figures; one that is not finite is no best."""
         told, named = loss if math.isfinite(loss) else None, dict(figures or {})
-        now = cls(step, told, figures=named, by=by)
-        if before is not None and before.by != by:  # what was best is not, by another figure
+        now = cls(step, told, figures=named, by=by, of=of)
+        if before is not None and not before.compares(
+            now
+        ):  # what was best is not, by another figure or of other data
             before = None
         if before is None:
             before = replace(now, worse=0)
@@ -66,4 +85,4 @@ class Evaluated:
             least = before.best_loss if by == LOSS else -before.best_figures[by]
         if now.score is not None and (least is None or now.score < least):
             return replace(now, best_step=step, best_loss=told, best_figures=named)
-        return replace(before, step=step, loss=told, figures=named, worse=before.worse + 1)
+        return replace(before, step=step, loss=told, figures=named, worse=before.worse + 1, of=of)

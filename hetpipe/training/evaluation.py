@@ -151,10 +151,10 @@ class Evaluation:
         before = self.evaluated
         if self.by == BLEU or step == settings.steps:
             figures |= self._bleu()
-        self.evaluated = Evaluated.after(before, step, loss, figures, self.by)
+        self.evaluated = Evaluated.after(before, step, loss, figures, self.by, of=self.held_out.sha256)
         if BLEU not in figures and self.ending(settings):
             figures |= self._bleu()
-            self.evaluated = Evaluated.after(before, step, loss, figures, self.by)
+            self.evaluated = Evaluated.after(before, step, loss, figures, self.by, of=self.held_out.sha256)
         return {
             "eval_loss": loss,
             **{f"eval_{name}": value for name, value in figures.items()},

@@ -212,6 +212,7 @@ def _held_out(evaluated: Evaluated | None) -> dict[str, Any]:
         "best_eval_step": evaluated.best_step,
         "eval_figures": evaluated.figures,
         "best_eval_figures": evaluated.best_figures,
+        "best_eval_by": evaluated.by,
     }
 
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,9 @@ def prepare(
         if not own_data:
             for told in prepare_data(folder, task_settings, vocabulary, plan=prediction.plan):
                 tell(told)
+            if settings.resume_from is not None and manifest.evaluated is not None and settings.eval_data:
+                for told in manifest.evaluated.other_texts(data_sha256(folder.held_out)):
+                    tell(told)
         folder.begin_after(done)  # what is refused leaves what the run before told
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))
@@ -235,7 +238,7 @@ def train_predicted(
 class _Preparation:
     """What the attempts of a run share: all but the plan, and where each goes on from.
 
-    data_sha256: of the texts of the first attempt, "" where the task brings its data.
+    texts: hashes of those of the first attempt, by option; none where the task brings its data.
     """
 
     settings: Settings
@@ -244,7 +247,7 @@ class _Preparation:
     folder: RunFolder
     make_task: TaskFactory | None
     hosts: OtherHosts | None
-    data_sha256: str | None = None
+    texts: dict[str, str] = field(default_factory=dict)
 
     def local(self, prediction: Prediction) -> tuple[int, ...] | None:
         """Return the ranks that this host starts, None where there are no others."""
@@ -263,13 +266,20 @@ class _Preparation:
             own_schedule=own is not None and own.has_rate_schedule,
             local=self.local(prediction), tell=tell,
         )  # fmt: skip
-        found = "" if self.make_task is not None else data_sha256(self.folder.path)
-        if self.data_sha256 not in (None, found):
-            raise InputError(
-                "the texts of --data were changed since training began; put them back, and go on from the "
-                "last checkpoint with --resume"
-            )
-        self.data_sha256 = found
+        for option, place in self._places().items():
+            found = data_sha256(place)
+            if self.texts.setdefault(option, found) != found:
+                raise InputError(
+                    f"the texts of {option} were changed since training began; put them back, and go on from "
+                    "the last checkpoint with --resume"
+                )
+
+    def _places(self) -> dict[str, Path]:
+        """Return where the texts of each option lie in the run folder."""
+        if self.make_task is not None:
+            return {}
+        held_out = {"--eval-data": self.folder.held_out} if self.settings.eval_data else {}
+        return {"--data": self.folder.path, **held_out}
 
     def train(self, prediction: Prediction, answered: Answered, stopping: Stopping) -> None:
         """Train by the run folder until all ranks have ended, or one is lost."""

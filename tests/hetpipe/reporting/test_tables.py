@@ -228,6 +228,21 @@ def test_a_pipe_gets_plain_unwrapped_text():
     assert "\x1b" not in file.getvalue()
 
 
+def test_best_is_what_was_asked_for():
+    found = run_report(
+        eval_loss=0.41, best_eval_loss=0.52, best_eval_step=30, eval_figures={"f1": 0.875},
+        best_eval_figures={"f1": 0.9375},
+    )  # fmt: skip
+    assert run_tables.run_marks(found)[:2] == [
+        "held-out loss 0.4100, best 0.5200 after step 30",
+        "held-out f1 87.50%, 93.75% at the best loss",
+    ]
+    assert run_tables.run_marks(replace(found, best_eval_by="f1"))[:2] == [
+        "held-out loss 0.4100, 0.5200 at the best f1",
+        "held-out f1 87.50%, best 93.75% after step 30",
+    ]
+
+
 def test_what_was_lost_is_told_with_what_it_took():
     def lost(noticed_after_s: float | None, again_s: float, kind: str = "lost") -> RecoveryReport:
         return RecoveryReport(kind, "rank 1 (a/0) was killed", noticed_after_s, again_s, 7, 5, "there")

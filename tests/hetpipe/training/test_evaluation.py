@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hetpipe.data.figures import Figures
+from hetpipe.data.kinds import data_sha256
 from hetpipe.data.task import registered_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
@@ -121,7 +122,9 @@ def test_training_ends_without_a_new_best_which_is_kept_and_found(tmp_path, text
     assert max(losses) == best + 2 < 30
     kept = {step: checkpoint.read_manifest(path) for step, path in checkpoint.written(folder.checkpoints)}
     assert {step: manifest.best for step, manifest in kept.items()} == {best: True, best + 2: False}
-    assert kept[best + 2].evaluated == Evaluated(best + 2, losses[best + 2], best, losses[best], 2)
+    assert kept[best + 2].evaluated == Evaluated(
+        best + 2, losses[best + 2], best, losses[best], 2, of=data_sha256(folder.held_out)
+    )
     for what in ("best", str(folder.path / "best")):
         source = find_checkpoint(what, folder, tmp_path, MODEL)
         assert source.name == f"step-{best:06d}"
@@ -134,6 +137,41 @@ def test_the_least_is_remembered_and_one_that_is_not_finite_is_none():
         now = Evaluated.after(now, step, loss)
     assert now == Evaluated(50, None, 30, 2.0, 2)
     assert Evaluated.after(now, 60, 1.5) == Evaluated(60, 1.5, 60, 1.5)
+
+
+def test_figures_of_other_held_out_data_are_not_compared():
+    before = Evaluated.after(None, 10, 1.0, of="one")
+    assert Evaluated.after(before, 20, 2.0, of="one") == Evaluated(20, 2.0, 10, 1.0, 1, of="one")
+    assert Evaluated.after(before, 20, 2.0, of="another") == Evaluated(20, 2.0, 20, 2.0, of="another")
+    unknown = Evaluated.after(None, 10, 1.0)  # of an older checkpoint
+    assert Evaluated.after(unknown, 20, 2.0, of="one") == Evaluated(20, 2.0, 10, 1.0, 1, of="one")
+    assert not unknown.other_texts("one") and not before.other_texts("one")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_on_other_held_out_texts_says_so_and_finds_the_best_anew(tmp_path, texts):
+    settings = replace(
+        SETTINGS,
+        steps=2,
+        total_steps=4,
+        data=(str(texts / "train.txt"),),
+        eval_data=(str(texts / "train.txt"),),
+    )
+    plan, profile = chain_plan(MODEL, [0, 8], 8), made_up_profile(MODEL)
+    run(tmp_path, plan, settings, profile)
+    folder = RunFolder(tmp_path / "run")
+    harder = replace(
+        settings,
+        steps=4,
+        eval_data=(str(texts / "held.txt"),),
+        resume_from=str(folder.checkpoints / "step-000002"),
+    )
+    with pytest.warns(UserWarning, match="--eval-data is other text .* what is best is found anew"):
+        run(tmp_path, plan, harder, profile)
+    report = read_report(folder.report)
+    assert report.best_eval_step == 4 and report.best_eval_loss == report.eval_loss
+    found = checkpoint.best(folder.checkpoints)
+    assert found is not None and found.name == "step-000004"
 
 
 def test_figures_are_joined_once_however_many_microbatches_there_are():

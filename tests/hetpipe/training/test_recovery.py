@@ -115,17 +115,20 @@ def test_lost_ranks_cost_the_steps_since_the_checkpoint_and_nothing_else(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_restart_on_other_texts_is_refused(tmp_path):
-    text, run = tmp_path / "text.txt", RunFolder(tmp_path / "run")
-    text.write_text("The ship sails far away. " * 2000)
-    settings = Settings(steps=STEPS, data=(str(text),))
+@pytest.mark.parametrize("option", ["--data", "--eval-data"])
+def test_a_restart_on_other_texts_is_refused(tmp_path, option):
+    texts = {name: tmp_path / f"{name}.txt" for name in ("--data", "--eval-data")}
+    for text in texts.values():
+        text.write_text("The ship sails far away. " * 2000)
+    run = RunFolder(tmp_path / "run")
+    settings = Settings(steps=STEPS, data=(str(texts["--data"]),), eval_data=(str(texts["--eval-data"]),))
     killer = Killer([(1, 0, signal.SIGKILL)])
 
     def changed(event: dict[str, Any]) -> None:
-        text.write_text("The ship comes home again. " * 2000)
+        texts[option].write_text("The ship comes home again. " * 2000)
         killer(event)
 
-    with pytest.raises(InputError, match="texts of --data were changed since training began; put them back"):
+    with pytest.raises(InputError, match=f"texts of {option} were changed since training began; put them "):
         train_predicted(
             settings, cluster_file(tmp_path), made_up_profile(MODEL), predicted(tmp_path, [0, 8]), run,
             on_event=changed, tell=killer.told.append, max_restarts=1,
