@@ -48,7 +48,7 @@ _LINES = {
     "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
     "models": "List the models by name, and the architectures of Hugging Face folders that are taken.",
     "clusters": "List the clusters that --cluster takes by name, or print the file of one, to start from.",
-    "cache": "List the profiles, links, proven splits and tokens of long texts that are kept, or remove them.",
+    "cache": "List the profiles, links, proven splits and tokens of texts that are kept, or remove them.",
     "env": "Versions and hardware, for bug reports; no names of users or folders.",
 }
 VERBS: Mapping[str, Verb] = {name: Verb(name, line) for name, line in _LINES.items()}

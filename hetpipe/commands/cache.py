@@ -25,7 +25,7 @@ def cache_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the profiles, links, proven splits and tokens of long texts that are kept, or remove them."""
+    """List the profiles, links, proven splits and tokens of texts that are kept, or remove them."""
     found = cached_profiles(model)
     proofs = sorted(proofs_folder().glob("*.json")) if model is None else []
     links = sorted(links_folder().glob("*.json")) if model is None else []
