@@ -193,7 +193,13 @@ class LinkWatch:
         return f"{names[self.edges[edge].source]} to {names[self.edges[edge].destination]}"
 
     def _sentence(self, spell: LinkSpell) -> str:
-        times = f"{spell.taken_s / spell.planned_s:.2f} times its planned {format_seconds(spell.planned_s)}"
+        planned = format_seconds(spell.planned_s)
+        times = f"{spell.taken_s / spell.planned_s:.2f} times its planned {planned}"
+        if spell.ended and spell.taken_s >= ENDED * spell.planned_s:  # late by less than is looked at
+            return (
+                f"the link {self._name(spell.edge)} is not slow any more: {format_seconds(spell.taken_s)} a "
+                f"message, planned are {planned}"
+            )
         if spell.ended:
             return f"the link {self._name(spell.edge)} is as fast as planned again: {times} a message"
         size = format_bytes(self.costs.transfer_bytes(self.edges[spell.edge].transfers[0]))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
+from cost_model.units import format_seconds
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
@@ -143,6 +144,20 @@ def test_neither_a_late_sender_nor_a_late_receiver_makes_a_link_slow(
     for step in range(31, 61):
         watch.events(step, fast, CLOCKS_OFF_S)
     assert "here/0 to here/1 is as fast as planned again: 1.00 times" in watch.told[1]
+    assert watch.now() == {}
+
+
+def test_a_link_that_is_late_by_less_than_is_looked_at_is_not_called_as_fast_as_planned(costs: ProgramCosts):
+    watch = watch_of(costs)
+    assert watch.planned_s is not None
+    planned_s = watch.planned_s[0][0]
+    for late_s, first in ((0.1, 1), (0.002, 31)):
+        late = rows([0.0] * 4, [(0.0, (planned_s + late_s) * each, True) for each in range(1, 5)])
+        for step in range(first, first + 30):
+            watch.events(step, late, CLOCKS_OFF_S)
+    took, planned = format_seconds(planned_s + 0.002), format_seconds(planned_s)
+    said = f"the link here/0 to here/1 is not slow any more: {took} a message, planned are {planned}"
+    assert watch.told[1] == said
     assert watch.now() == {}
 
 
