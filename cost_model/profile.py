@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,15 @@ from cost_model.dtypes import MIXED, check_dtypes, common_dtype, lowered_share
 from cost_model.errors import InputError
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
-from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
+from cost_model.strict_files import (
+    STRICT,
+    canonical_sha256,
+    check_format,
+    did_you_mean,
+    json_text,
+    read_json,
+    validate,
+)
 
 FORMAT, OLD_FORMAT = "hetpipe.profile/2", "hetpipe.profile/1"
 
@@ -355,4 +362,4 @@ def read_profile(path: Path | str) -> ModelProfile:
 
 def profile_text(profile: ModelProfile) -> str:
     """Return the text of a profile.json."""
-    return json.dumps(profile.to_json(), indent=1) + "\n"
+    return json_text(profile.to_json())

@@ -23,6 +23,8 @@ MAX_FILE_BYTES = 256 * 2**20
 MAX_TOML_BYTES = 16 * 2**20
 """People write TOML by hand, and it is read more slowly than JSON."""
 _PIECE_BYTES = 2**20
+LINE = 100
+"""Columns of a line in a file that people read and edit."""
 LONGEST_LIST = 200_000
 LONGEST_SHOWN, LONGEST_TEXT = 60, 4096
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
@@ -117,6 +119,30 @@ def write_atomically(path: Path, text: str) -> None:
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def json_text(data: object) -> str:
+    """Return JSON for people: what fits into a line of `LINE` columns is in one, all else indented by one.
+
+    >>> print(json_text({"devices": ["big/0"], "layers": [0, 5]}), end="")
+    {"devices": ["big/0"], "layers": [0, 5]}
+    """
+    return _laid_out(data, 0, 0) + "\n"
+
+
+def _laid_out(data: Any, indent: int, before: int) -> str:
+    """Return the text of a value; before: columns of its first line that are taken."""
+    line = json.dumps(data)
+    if not data or not isinstance(data, dict | list | tuple) or before + len(line) < LINE:
+        return line
+    if isinstance(data, dict):
+        entries = [(f"{json.dumps(key)}: ", value) for key, value in data.items()]
+    else:
+        entries = [("", value) for value in data]
+    inner = indent + 1
+    lines = [f"{' ' * inner}{key}{_laid_out(value, inner, inner + len(key))}" for key, value in entries]
+    joined = ",\n".join(lines)
+    return f"{line[0]}\n{joined}\n{' ' * indent}{line[-1]}"
 
 
 def canonical_sha256(data: object) -> str:

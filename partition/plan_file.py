@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cost_model.strict_files import canonical_sha256, check_format, read_json, validate
+from cost_model.strict_files import canonical_sha256, check_format, json_text, read_json, validate
 from partition.plan import FORMAT, Figures, Plan
 
 _ADAPTER = TypeAdapter(Plan)
@@ -56,7 +56,7 @@ def read_plan(path: Path | str) -> Plan:
 
 def plan_text(plan: Plan) -> str:
     """Return the text of a plan.json."""
-    return json.dumps(plan_data(plan), indent=1) + "\n"
+    return json_text(plan_data(plan))
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

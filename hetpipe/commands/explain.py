@@ -7,8 +7,7 @@ import typer
 
 from cost_model.cluster_file import read_cluster
 from cost_model.what_if import without
-from hetpipe.commands.given_plan import profile_of_plan
-from hetpipe.commands.inputs import checked_plan
+from hetpipe.commands.given_plan import check_devices, checked_plan, profile_of_plan
 from hetpipe.commands.options import (
     ClusterOption,
     JsonOption,
@@ -41,8 +40,9 @@ def explain_command(
 ) -> None:
     """Say where the speed goes, why each stage has its layers, what left-out devices would add."""
     plan, cluster = read_plan(plan_file), read_cluster(cluster_file)
+    check_devices(plan, cluster, plan_file)
     profile = profile_of_plan(model, cluster, sequence_length, options, quiet=json)
-    plan = checked_plan(plan, profile, cluster)
+    plan = checked_plan(plan, profile, cluster, plan_file)
     from hetpipe.reporting.explanation import explanation_sentences
     from partition.explanation.explain import explain
 

@@ -1,8 +1,10 @@
-"""A plan that a verb is given: the profile by which it is looked at, the batch that `run` is asked for."""
+"""A plan that a verb is given: whether it fits, what is expected of it, the batch that `run` is asked for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +14,15 @@ from cost_model.profile import ModelProfile
 from hetpipe.commands.gpu_defaults import measured
 from hetpipe.commands.inputs import estimate_all, get_profile, none_here
 from hetpipe.commands.options import ProfileOptions
+from hetpipe.commands.output import warn
 from hetpipe.models.names import ModelEntry
+from hetpipe.program.instructions import Schedule
+from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan
+from partition.problem import check_plan
+
+if TYPE_CHECKING:
+    from hetpipe.simulation.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +98,54 @@ def profile_of_plan(
     if model is not None and options.profile_file is None and none_here(cluster):
         return estimate_all(model, cluster, sequence_length, options, run, allow_slow=True)
     return get_profile(model, cluster, sequence_length, options, run=run, quiet=quiet)
+
+
+def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, file: Path) -> Plan:
+    """Return the plan of a file with what it leaves open; warn if another profile or cluster made it.
+
+    Raises: InputError naming the file, if the plan does not fit the profile or the cluster.
+    """
+    with _of_file(file):
+        check_plan(plan, profile, cluster)
+    for what, made_from, given in (
+        ("profile", plan.profile_sha256, profile.sha256),
+        ("cluster", plan.cluster_sha256, cluster.sha256),
+    ):
+        if made_from is not None and made_from != given:
+            warn(
+                f"the plan was made from the {what} {made_from[:12]}, this {what} is {given[:12]}; "
+                "its figures are computed anew"
+            )
+    return with_state_owners(plan, profile, cluster) if plan.zero else plan
+
+
+def check_devices(plan: Plan, cluster: Cluster, file: Path) -> None:
+    """Check, before anything is measured, that a cluster has the devices of a plan.
+
+    Raises: InputError naming the file, if it lacks one.
+    """
+    with _of_file(file):
+        for name in plan.device_names:
+            cluster.device(name)
+
+
+@contextmanager
+def _of_file(file: Path) -> Iterator[None]:
+    """Begin with the name of the file what is refused of its plan."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+
+
+def predict_given(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None, file: Path
+) -> "Prediction":
+    """Return what the plan of a file is expected to do under a schedule, with a bound; as `checked_plan`.
+
+    Raises: InputError if it does not fit the profile or the cluster.
+    """
+    from hetpipe.simulation.prediction import predict, with_bound
+
+    plan = checked_plan(plan, profile, cluster, file)
+    return with_bound(predict(plan, profile, cluster, schedule), profile, cluster)

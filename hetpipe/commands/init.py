@@ -55,10 +55,8 @@ def init_command(
         speed = "" if device.speed == 1 else f" x {device.speed:g}"
         typer.echo(f"  {device.name}  {device.kind}{speed}, {format_bytes(device.memory_bytes)}")
     if len(cluster.devices) == 1:
-        typer.echo(
-            "one device leaves nothing to plan; to see how it goes with several, let this host play them: "
-            "hetpipe init --emulate 0.6,0.4,0.2 -o emulated.toml"
-        )
+        typer.echo("one device leaves nothing to plan; to try it, let this host play several:")
+        typer.echo("  hetpipe init --emulate 0.6,0.4,0.2 -o emulated.toml")
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:

@@ -1,11 +1,11 @@
-"""What the verbs read and check before they do anything: devices, profile, problem, a given plan."""
+"""What the verbs read and check before they do anything: devices, profile, problem."""
 
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
@@ -20,18 +20,12 @@ from hetpipe.commands.gpu_defaults import measured
 from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry, model_entry
-from hetpipe.program.instructions import Schedule
 from hetpipe.reporting.progress import progress_bar
 from hetpipe.runs.lora import parse_lora, read_adapter_settings
 from hetpipe.runs.optimizers import OptimizerKind, check_options, num_states
 from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings
-from partition.estimates.optimizer_sharding import with_state_owners
-from partition.plan import Plan
-from partition.problem import Problem, check_plan, problem_of
-
-if TYPE_CHECKING:
-    from hetpipe.simulation.prediction import Prediction
+from partition.problem import Problem, problem_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,34 +354,3 @@ def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:
             f"{kind} is estimated from {nearest}, whose times hardly grow with the microbatch ({growth}): "
             "they are bound by launches, not by the card; measure there with --microbatch-sizes auto"
         )
-
-
-def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
-    """Return a given plan with what it leaves open; warn if it was made from another profile or cluster.
-
-    Raises: InputError if it does not fit the profile or the cluster.
-    """
-    check_plan(plan, profile, cluster)
-    for what, made_from, given in (
-        ("profile", plan.profile_sha256, profile.sha256),
-        ("cluster", plan.cluster_sha256, cluster.sha256),
-    ):
-        if made_from is not None and made_from != given:
-            warn(
-                f"the plan was made from the {what} {made_from[:12]}, this {what} is {given[:12]}; "
-                "its figures are computed anew"
-            )
-    return with_state_owners(plan, profile, cluster) if plan.zero else plan
-
-
-def predict_given(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None
-) -> "Prediction":
-    """Return what a given plan is expected to do under a schedule, with a bound; as `checked_plan`.
-
-    Raises: InputError if it does not fit the profile or the cluster.
-    """
-    from hetpipe.simulation.prediction import predict, with_bound
-
-    plan = checked_plan(plan, profile, cluster)
-    return with_bound(predict(plan, profile, cluster, schedule), profile, cluster)

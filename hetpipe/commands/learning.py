@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -11,11 +11,15 @@ from cost_model.errors import InputError
 from hetpipe.models.names import ModelEntry
 from hetpipe.runs.settings import Decay, Settings
 
+TRAINING, OPTIMIZER, HELD_OUT = "Training", "The optimizer", "Held-out data"
+"""Groups of options in the help of `run`."""
+
 
 @dataclass(frozen=True, slots=True)
 class LearningOptions:
     """How the optimizer moves, which held-out texts tell how far it is, and what may change on resume."""
 
+    title: ClassVar[str] = OPTIMIZER
     warmup_steps: Annotated[
         int | None,
         typer.Option("--warmup-steps", min=0, help="Steps in which the rate rises; a tenth, or as --resume."),
@@ -44,37 +48,58 @@ class LearningOptions:
         bool | None,
         typer.Option(
             "--group-by-length/--no-group-by-length",
+            rich_help_panel=TRAINING,
             help="Samples of a step alike in length, filled up to the longest of them; no.",
         ),
     ] = None
     doc_stride: Annotated[
         int | None,
         typer.Option(
-            "--doc-stride", min=0, help="Contexts in windows with so many tokens in common; else cut."
+            "--doc-stride",
+            min=0,
+            rich_help_panel=TRAINING,
+            help="Contexts in windows with so many tokens in common; else cut.",
         ),
     ] = None
     eval_data: Annotated[
         list[Path] | None,
-        typer.Option("--eval-data", help="Held-out data, as --data; several times."),
+        typer.Option(
+            "--eval-data", rich_help_panel=HELD_OUT, help="Held-out data, as --data; several times."
+        ),
     ] = None
     eval_every: Annotated[
         int | None,
-        typer.Option("--eval-every", min=0, help="Each so many steps, and at the end; 0: at the end alone."),
+        typer.Option(
+            "--eval-every",
+            min=0,
+            rich_help_panel=HELD_OUT,
+            help="Each so many steps, and at the end; 0: at the end alone.",
+        ),
     ] = None
     patience: Annotated[
         int | None,
-        typer.Option("--patience", min=0, help="End after so many without a new best; 0: never."),
+        typer.Option(
+            "--patience",
+            min=0,
+            rich_help_panel=HELD_OUT,
+            help="End after so many without a new best; 0: never.",
+        ),
     ] = None
     best: Annotated[
         str | None,
         typer.Option(
             "--best",
+            rich_help_panel=HELD_OUT,
             help="What is best when held out, as the task has it: loss, accuracy, f1, exact_match, bleu.",
         ),
     ] = None
     override: Annotated[
         list[str] | None,
-        typer.Option("--override", help="What to change on --resume, such as learning-rate,betas."),
+        typer.Option(
+            "--override",
+            rich_help_panel=TRAINING,
+            help="What to change on --resume, such as learning-rate,betas.",
+        ),
     ] = None
 
     @property

@@ -19,7 +19,7 @@ from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
 from hetpipe.runs.optimizers import OptimizerKind
 
 AUTO = "auto"
-MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
+MODEL_HELP = "A name of hetpipe models, such as bert-large, or a Hugging Face folder."
 
 
 def _models(incomplete: str) -> list[str]:

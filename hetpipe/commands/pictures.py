@@ -10,7 +10,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import read_text
-from hetpipe.commands.inputs import checked_plan
+from hetpipe.commands.given_plan import checked_plan
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.program_text import parse_program
 from hetpipe.program.trace import Trace
@@ -133,7 +133,7 @@ def run_pictures(run: RunFolder) -> "dict[str, Axes]":
 
     plan, profile, cluster = read_plan(run.plan), read_profile(run.profile), read_cluster(run.cluster)
     program = parse_program(read_text(run.program), plan)
-    plan = checked_plan(plan, profile, cluster)
+    plan = checked_plan(plan, profile, cluster, run.plan)
     day = day_of(next(path for path in (run.metrics, run.plan) if path.exists()))
     pictures = plan_pictures(plan, profile, cluster, simulate(ProgramCosts(program, profile, cluster)), day)
     report = read_report(run.report) if run.report.exists() else None

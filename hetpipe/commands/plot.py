@@ -1,7 +1,6 @@
 """plot: pictures of a run, of a plan, or of several runs beside each other."""
 
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +10,7 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.given_plan import profile_of_plan
-from hetpipe.commands.inputs import checked_plan
+from hetpipe.commands.given_plan import check_devices, checked_plan, profile_of_plan
 from hetpipe.commands.options import (
     JsonOption,
     MaybeCluster,
@@ -77,8 +75,9 @@ def plot_command(
             missing = "--cluster" if cluster_file is None else "--profile or --model"
             raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
         plan, cluster = read_plan(path), read_cluster(cluster_file)
+        check_devices(plan, cluster, path)
         profile = profile_of_plan(model, cluster, sequence_length, options, quiet=json)
-        written = _plot_plan(plan, profile, cluster, day_of(path), output or path.parent)
+        written = _plot_plan(path, plan, profile, cluster, output or path.parent)
     else:
         _check_own(paths[0], model, cluster_file, options, sequence_length)
         written = _plot_runs(paths, output)
@@ -107,9 +106,9 @@ def _check_own(
         raise InputError(f"{path}: a run folder has its own profile; leave out what says how to measure one")
 
 
-def _plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, day: date, output: Path) -> list[Path]:
-    """Draw a plan into one file, or as several pictures into a folder; return what was written."""
-    plan = checked_plan(plan, profile, cluster)
+def _plot_plan(path: Path, plan: Plan, profile: ModelProfile, cluster: Cluster, output: Path) -> list[Path]:
+    """Draw the plan of a file into one picture, or several into a folder; return what was written."""
+    plan, day = checked_plan(plan, profile, cluster, path), day_of(path)
     prediction = with_bound(predict(plan, profile, cluster), profile, cluster)
     if output.suffix in SUFFIXES:
         return save_picture(overview_picture(plan, prediction, profile, cluster, day), output)

@@ -13,8 +13,8 @@ from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.what_if import slowed, with_room, without
-from hetpipe.commands.given_plan import GivenOptions
-from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given, with_states
+from hetpipe.commands.given_plan import GivenOptions, check_devices, predict_given
+from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, with_states
 from hetpipe.commands.learning import LearningOptions, measured_for
 from hetpipe.commands.measured_network import measured_network
 from hetpipe.commands.options import (
@@ -95,7 +95,8 @@ def run_command(
         _check_adapt(training, given, several=hosts.are_several or by.are_several)
         silent = quiet or json
         request = plan_request(cluster_file, options, strategy)
-        plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options, strategy)
+        file = given.plan_file
+        plan = None if file is None else _given_plan(file, given, options, strategy, request.cluster)
         if hosts.print_launch:
             print_launch(hosts, request.usable)
             return
@@ -129,7 +130,7 @@ def run_command(
         )
         batch = given.batch(plan, profile.sequence_length)
         batch = start.batch if batch is None else batch
-        prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
+        prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent, file=file)
         estimates = _verified(prediction, profile, request.cluster, start)
         if not silent:
             forced = options.forces_plan
@@ -171,11 +172,13 @@ def _follow() -> NoReturn:
     follow(registered_task)
 
 
-def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions, strategy: str) -> Plan:
+def _given_plan(
+    plan_file: Path, given: GivenOptions, options: PlanOptions, strategy: str, cluster: Cluster
+) -> Plan:
     """Read a plan to run.
 
     Raises: InputError if a part of it is forced too, or another batch or dtype of gradients is asked for
-        than it is for.
+        than it is for, or the cluster lacks a device of it.
     """
     plan = read_plan(plan_file)
     if strategy != AUTO:
@@ -196,6 +199,7 @@ def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions, stra
             f"--gradient-dtype is {options.gradient_dtype}, the plan's is {plan.gradient_dtype}; leave it "
             "out, or plan again"
         )
+    check_devices(plan, cluster, plan_file)
     return plan
 
 
@@ -226,15 +230,16 @@ def _predict(
     *,
     batch: int | None,
     alone: bool,
+    file: Path | None = None,
 ) -> "tuple[Prediction, tuple[Outcome, ...]]":
     """Predict the plan that is given, or a new one, under the schedule of the run.
 
-    Beside a new one, unless it is wanted alone, return the outcomes of all strategies.
+    Beside a new one, unless it is wanted alone, return the outcomes of all strategies. file: of a given one.
 
     Raises: InputError if a given one does not fit; InfeasibleError if there is no new one.
     """
-    if plan is not None:
-        return predict_given(plan, profile, request.cluster, start.settings.schedule), NO_OUTCOMES
+    if plan is not None and file is not None:
+        return predict_given(plan, profile, request.cluster, start.settings.schedule, file), NO_OUTCOMES
     problem = request.problem(profile, 16 if batch is None else batch, gradient_dtype=start.gradient_dtype)
     plan, outcomes = new_plan(
         problem, request.cluster, request.strategy, proof_s=request.proof_s, alone=alone

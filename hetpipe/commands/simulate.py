@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cost_model.cluster_file import read_cluster
-from hetpipe.commands.given_plan import profile_of_plan
-from hetpipe.commands.inputs import predict_given
+from hetpipe.commands.given_plan import check_devices, predict_given, profile_of_plan
 from hetpipe.commands.options import (
     ClusterOption,
     JsonOption,
@@ -64,8 +63,9 @@ def simulate_command(
 
         check_picture(plot)
     plan, cluster = read_plan(plan_file), read_cluster(cluster_file)
+    check_devices(plan, cluster, plan_file)
     profile = profile_of_plan(model, cluster, sequence_length, options, quiet=json)
-    prediction = predict_given(plan, profile, cluster, schedule)
+    prediction = predict_given(plan, profile, cluster, schedule, plan_file)
     check_memory(prediction.plan, profile, cluster)
     if trace is not None:
         write_output(trace, chrome_trace([(PREDICTED, prediction.trace)]))

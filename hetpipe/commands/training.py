@@ -14,7 +14,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.given_times import checkpoint_times, timeout_seconds
 from hetpipe.commands.job_file import job_text, leaving_job
-from hetpipe.commands.learning import LearningOptions, check_samples
+from hetpipe.commands.learning import OPTIMIZER, TRAINING, LearningOptions, check_samples
 from hetpipe.commands.output import note, warn
 from hetpipe.commands.resuming import RunBefore, check_changes, decided_by
 from hetpipe.models.names import ModelEntry
@@ -38,7 +38,7 @@ RUNS = Path("runs")
 class TrainingOptions:
     """How to train: everything of `run` that is neither model, cluster nor plan."""
 
-    title: ClassVar[str] = "Training"
+    title: ClassVar[str] = TRAINING
     data: Annotated[
         list[Path] | None,
         typer.Option("--data", help="Text, .jsonl, or what the task learns (Data); several times."),
@@ -50,7 +50,8 @@ class TrainingOptions:
     ] = None
     seed: Annotated[int | None, typer.Option("--seed", help="0, or that of --resume.")] = None
     learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", help="1e-4, or that of --resume.")
+        float | None,
+        typer.Option("--learning-rate", rich_help_panel=OPTIMIZER, help="1e-4, or that of --resume."),
     ] = None
     every: Annotated[
         str | None,

@@ -94,7 +94,8 @@ def test_the_wheel_says_what_it_is(wheel: Path):
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
     for minor in (11, 12, 13):
         assert f"Classifier: Programming Language :: Python :: 3.{minor}" in lines
-    assert "License: Apache-2.0" in lines and any(line.startswith("Keywords: ") for line in lines)
+    assert "License: Apache-2.0" in lines and "Author: hetpipe contributors" in lines
+    assert any(line.startswith("Keywords: ") for line in lines)
 
 
 def test_the_installed_wheel_runs_the_demo_from_an_empty_folder(environment: Path, tmp_path: Path):

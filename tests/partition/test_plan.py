@@ -46,6 +46,19 @@ def test_round_trip() -> None:
     assert plan_from_data(json.loads(plan_text(plan)), "plan.json") == plan
 
 
+def test_a_plan_file_is_short_and_has_a_line_for_each_stage() -> None:
+    stages = [
+        {"devices": [f"node/{index}"], "layers": [8 * index, 8 * index + 8], "in_flight": 3 - index,
+         "recompute": False}
+        for index in range(3)
+    ]  # fmt: skip
+    pipeline = {"microbatch_size": 2, "num_samples": 16, "stages": stages}
+    text = plan_text(plan_from_data(two_stages(global_batch_size=16, pipelines=[pipeline]), "plan.json"))
+    lines = [line.strip().rstrip(",") for line in text.splitlines()]
+    assert [json.loads(line) for line in lines if "devices" in line] == stages
+    assert len(lines) < 25 and max(map(len, text.splitlines())) <= 100
+
+
 def test_segments_are_in_the_file_only_where_there_are_several() -> None:
     plan = plan_from_data(with_stage(0, recompute=True, segment_layers=2), "plan.json")
     assert plan.pipelines[0].stages[0].segments == ((0, 2), (2, 3))

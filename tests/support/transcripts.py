@@ -3,7 +3,7 @@
     python tests/support/transcripts.py docs/walk.md
 
 runs all commands of a page in a new folder, with the profile of the notebooks in place of a measured one,
-and stores what they print; better on an idle computer.
+and stores what they print; better on an idle computer. Files that the page shows with a name are there.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,10 +29,13 @@ from hetpipe.reporting import tables
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r'^```\w+ title="([\w.-]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 FIGURE = re.compile(f"{NUMBER.pattern}%?")
 MEASURED = ("profile", "init", "check", "run")
 """Verbs whose figures are of the host and the hour."""
+SAID = ("warning: ", "note: ", "error: ")
+"""What lines on stderr begin with, beside those of progress."""
 MARKS = re.compile(
     r"host (?:overloaded|busy): .*?(?:measured times|at most) |between steps: .*?within steps "
     r"|standard error of the median: .*?(?=bert-tiny: )"
@@ -41,6 +45,8 @@ UNITS = re.compile(r"(?<=[# ])(?:ms|us|s)\b")
 STEPS = re.compile(r"(?:step #/# loss # # samples/s bubble #% ?)+")
 CLOSE = 0.01
 """Relative, of shares absolute: how far computed figures may lie apart: a bound gets less or more time."""
+TERMINAL = {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "0", "TERM": "dumb"}
+"""What makes rich wrap sentences as for a terminal, and draw no bars."""
 PROFILE = ROOT / "notebooks" / "data" / "bert-tiny-profile.json"
 
 
@@ -52,9 +58,15 @@ class Entry:
     shown: str
 
     @property
+    def verb(self) -> str:
+        """Return the verb of hetpipe; "" of another program."""
+        program, verb, *_ = *self.command.split(), ""
+        return verb if program == "hetpipe" else ""
+
+    @property
     def is_measured(self) -> bool:
-        """Return whether its figures differ from one time to the next."""
-        return self.command.split()[1] in MEASURED
+        """Return whether its figures differ from one time to the next, as those of a program in Python."""
+        return self.verb in MEASURED or self.command.startswith("python ")
 
 
 def entries(page: str) -> list[Entry]:
@@ -68,11 +80,13 @@ def _entry(block: str) -> Entry:
 
 
 @contextlib.contextmanager
-def newcomers_folder(folder: Path) -> Iterator[None]:
-    """Go to an empty folder, with an empty cache and a terminal of 80 columns."""
+def newcomers_folder(folder: Path, page: str) -> Iterator[None]:
+    """Go to a folder with the files that a page shows, with an empty cache and a terminal of 80 columns."""
     before, variables = Path.cwd(), dict(os.environ)
     os.environ |= {"COLUMNS": "80", "XDG_CACHE_HOME": str(folder / ".cache"), "HF_HUB_OFFLINE": "1"}
     os.chdir(folder)
+    for name, text in FILE.findall(page):
+        Path(name).write_text(text, encoding="utf-8")
     try:
         yield
     finally:
@@ -81,9 +95,15 @@ def newcomers_folder(folder: Path) -> Iterator[None]:
         os.environ.update(variables)
 
 
-def printed(command: str) -> str:
+def printed(entry: Entry) -> str:
     """Return what a command prints; of one that is refused, what it says then."""
-    verb, *words = shlex.split(command)[1:]
+    out, err = _of_hetpipe(entry) if entry.verb else _of_shell(entry.command)
+    said = [line for line in err.splitlines() if line.startswith(SAID) and entry.verb != "profile"]
+    return "".join(f"{line.rstrip()}\n" for line in (*said, *out.splitlines()))
+
+
+def _of_hetpipe(entry: Entry) -> tuple[str, str]:
+    words = shlex.split(entry.command)[1:]
     out, err = io.StringIO(), io.StringIO()
     terminal = functools.partial(Console, width=80, force_terminal=True, color_system=None, highlight=False)
     with (
@@ -91,10 +111,24 @@ def printed(command: str) -> str:
         contextlib.redirect_stderr(err),
         mock.patch.object(tables, "console", lambda file=None: terminal(file=file or sys.stdout)),
     ):
-        code = cli.main([verb, *words])
-    if verb == "profile" and code == 0:
+        code = cli.main(words)
+    if entry.verb == "profile" and code == 0:
         shutil.copyfile(PROFILE, words[words.index("-o") + 1])
-    return "".join(f"{line.rstrip()}\n" for line in (err if code else out).getvalue().splitlines())
+    return ("" if code else out.getvalue()), err.getvalue()
+
+
+def _of_shell(command: str) -> tuple[str, str]:
+    """Run another program than hetpipe; `python` is this one, and finds hetpipe where this one does."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = {
+        **os.environ,
+        **TERMINAL,
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run(["bash", "-c", command], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
 
 def differences(entry: Entry, now: str) -> list[str]:
@@ -118,12 +152,12 @@ def _close(one: str, two: str) -> bool:
 def store(path: Path) -> None:
     """Run the commands of a page and store it with what they print."""
     page = path.read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as place, newcomers_folder(Path(place)):
+    with tempfile.TemporaryDirectory() as place, newcomers_folder(Path(place), page):
 
         def anew(match: re.Match[str]) -> str:
-            shown = _entry(match[1]).shown
-            begun = match[1][: len(match[1]) - len(shown)]
-            return f"```console\n{begun}{printed(_entry(match[1]).command)}```"
+            entry = _entry(match[1])
+            begun = match[1][: len(match[1]) - len(entry.shown)]
+            return f"```console\n{begun}{printed(entry)}```"
 
         page = BLOCK.sub(anew, page)
     path.write_text(page, encoding="utf-8")

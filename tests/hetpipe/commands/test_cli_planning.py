@@ -219,3 +219,24 @@ def test_a_comparison_says_that_what_is_forced_is_so_for_ours_alone(hetpipe: She
             in hetpipe(f"{verb} {files} --pin b/0=0-1").out
         )
         assert "auto alone" not in hetpipe(f"{verb} {files}").out
+
+
+def test_what_is_wrong_in_a_plan_is_told_with_its_file_and_before_anything_is_measured(hetpipe: Shell):
+    plan = json.loads((hetpipe.folder / "plan.json").read_text())
+    (*_, last) = plan["pipelines"][0]["stages"]
+    last["layers"][1] += 1
+    hetpipe.write("long.json", json.dumps(plan))
+    last["layers"][1] -= 1
+    last["devices"] = ["c/0"]
+    hetpipe.write("wrong.json", json.dumps(plan))
+    files = "--profile profile.json --cluster cluster.toml"
+    for line in (
+        *(f"{verb} wrong.json {files}" for verb in ("simulate", "explain", "plot")),
+        "simulate wrong.json --model bert-tiny --cluster cluster.toml",
+        "run --model bert-tiny --cluster cluster.toml --plan wrong.json",
+    ):
+        result = hetpipe(line)
+        assert (result.code, result.out) == (2, ""), line
+        assert result.err.startswith("error: wrong.json: unknown device 'c/0'; did you mean")
+    for verb in ("simulate", "explain", "plot"):
+        assert hetpipe(f"{verb} long.json {files}").err.startswith("error: long.json: the plan covers layers")

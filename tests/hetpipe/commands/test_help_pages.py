@@ -36,6 +36,8 @@ def sections(text: str) -> list[str]:
                 "What is measured",
                 "What the plan must be like",
                 "Training",
+                "The optimizer",
+                "Held-out data",
                 "Several hosts",
             ],
         ),
