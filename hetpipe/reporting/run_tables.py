@@ -19,6 +19,8 @@ from hetpipe.runs.run_report import (
 )
 from hetpipe.runs.settings import LOSS, Clock
 
+MOST_SLOW = 8
+"""Sentences on slow devices and links that are repeated after a run."""
 EMULATION_NOTE = (
     "compute time of emulated devices is predicted by construction; order, hops, contention, bubbles, sync "
     "and step are what is tested"
@@ -90,11 +92,21 @@ def run_marks(report: RunReport) -> list[str]:
         marks.append(
             f'losses: that of {report.loss_spikes} {steps} stood out ("spike" in metrics.jsonl says which)'
         )
-    marks += [f"slow: {text}" for text in report.slow_devices]
+    marks += _slow_sentences(report.slow_devices)
     marks += recovery_sentences(report.recoveries)
     if not report.owners_agree:
         marks.append("warning: parameters with several owners differ between them; this is a bug")
     return marks
+
+
+def _slow_sentences(told: Sequence[str]) -> list[str]:
+    """Repeat what was told of slow devices and links, of many changes the first and the last."""
+    sentences = [f"slow: {text}" for text in told]
+    left = len(sentences) - MOST_SLOW
+    if left <= 1:
+        return sentences
+    half = MOST_SLOW // 2
+    return [*sentences[:half], f"slow: {left} more changes (slow_devices in report.json)", *sentences[-half:]]
 
 
 def _held_out_sentences(report: RunReport) -> list[str]:

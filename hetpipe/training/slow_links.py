@@ -20,6 +20,8 @@ from hetpipe.training.slow_devices import ENDED, KEPT, SLOW, SLOW_IN_MOST, WINDO
 
 LEAST_S = 0.003
 """Messages that are late by less in the mean are not looked at: threads wake so late."""
+OVER_S = 0.0015
+"""Late by less a slow link is slow no more, so that one near `LEAST_S` is not told of again and again."""
 MOST = 16
 """Messages from one rank to another that are timed in each step."""
 
@@ -86,7 +88,7 @@ class SlowLinks:
         ratios = sorted(each.ratio for each in window)
         late_s = statistics.median(each.seconds - each.planned_s for each in window) - error_s
         if edge in self.slow:
-            if late_s > LEAST_S and statistics.median(ratios) >= ENDED:
+            if late_s > OVER_S and statistics.median(ratios) >= ENDED:
                 return None
             return _spell(edge, window, self.slow.pop(edge).since, ended=True)
         if late_s < LEAST_S or statistics.median(ratios) < SLOW or ratios[WINDOW // 4] < SLOW_IN_MOST:

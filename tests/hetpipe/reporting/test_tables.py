@@ -228,6 +228,15 @@ def test_a_pipe_gets_plain_unwrapped_text():
     assert "\x1b" not in file.getvalue()
 
 
+@pytest.mark.parametrize(("count", "more"), [(9, 0), (30, 22)])
+def test_of_many_changes_of_slow_devices_the_first_and_last_are_repeated(count: int, more: int):
+    marks = run_tables.run_marks(run_report(slow_devices=tuple(f"change {n}" for n in range(count))))
+    slow = [mark for mark in marks if mark.startswith("slow: ")]
+    assert (slow[0], slow[-1]) == ("slow: change 0", f"slow: change {count - 1}")
+    assert len(slow) == (9 if more else count)
+    assert (f"slow: {more} more changes (slow_devices in report.json)" in slow) == bool(more)
+
+
 def test_best_is_what_was_asked_for():
     found = run_report(
         eval_loss=0.41, best_eval_loss=0.52, best_eval_step=30, eval_figures={"f1": 0.875},

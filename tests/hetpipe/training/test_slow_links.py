@@ -147,15 +147,21 @@ def test_neither_a_late_sender_nor_a_late_receiver_makes_a_link_slow(
     assert watch.now() == {}
 
 
+def test_a_link_that_is_nearly_as_late_as_is_looked_at_is_told_of_once():
+    late = [PLANNED_S / 10 + 0.0035, PLANNED_S / 10 + 0.0025]
+    found = spells([late[step // 25 % 2] for step in range(400)], PLANNED_S / 10)
+    assert [spell.ended for spell in found] == [False]
+
+
 def test_a_link_that_is_late_by_less_than_is_looked_at_is_not_called_as_fast_as_planned(costs: ProgramCosts):
     watch = watch_of(costs)
     assert watch.planned_s is not None
     planned_s = watch.planned_s[0][0]
-    for late_s, first in ((0.1, 1), (0.002, 31)):
+    for late_s, first in ((0.1, 1), (0.001, 31)):
         late = rows([0.0] * 4, [(0.0, (planned_s + late_s) * each, True) for each in range(1, 5)])
         for step in range(first, first + 30):
             watch.events(step, late, CLOCKS_OFF_S)
-    took, planned = format_seconds(planned_s + 0.002), format_seconds(planned_s)
+    took, planned = format_seconds(planned_s + 0.001), format_seconds(planned_s)
     said = f"the link here/0 to here/1 is not slow any more: {took} a message, planned are {planned}"
     assert watch.told[1] == said
     assert watch.now() == {}
