@@ -20,7 +20,7 @@ from partition.problem import problem_of
 from partition.solver import solve
 
 LORA = "r=16,alpha=32,targets=q_proj,v_proj"
-KIND, LENGTH = "RTX-4090", 2048
+KIND = "RTX-4090"
 GIB = 2**30
 
 
@@ -34,13 +34,13 @@ def llama(blocks: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def profile_of(blocks: int, place: Path) -> ModelProfile:
+def profile_of(blocks: int, place: Path, length: int) -> ModelProfile:
     folder = place / f"llama-{blocks}"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(llama(blocks)))
     entry = model_entry(str(folder)).with_adapters(parse_lora(LORA))
     run = Settings(steps=1, **entry.in_settings)
-    settings = TaskSettings(entry.name, LENGTH, "bfloat16-autocast", run)
+    settings = TaskSettings(entry.name, length, "bfloat16-autocast", run)
     return estimated_profile(settings, (KIND,), allow_slow=True)
 
 
@@ -63,12 +63,12 @@ def planned(profile: ModelProfile, cluster: Cluster, batch: int) -> Plan | None:
         return None
 
 
-def most_blocks(place: Path, memory_gib: float, batch: int) -> int:
+def most_blocks(place: Path, memory_gib: float, batch: int, length: int) -> int:
     """Return how many blocks the card takes that keeps all itself."""
     card = cluster_of(place, memory_gib, None)
 
     def fits(blocks: int) -> bool:
-        return planned(profile_of(blocks, place), card, batch) is not None
+        return planned(profile_of(blocks, place, length), card, batch) is not None
 
     low, high = 1, 2
     while fits(high):
@@ -83,16 +83,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", type=float, default=24.0, help="GiB of the card")
     parser.add_argument("--batch", type=int, default=64, help="samples a step")
+    parser.add_argument("--sequence-length", type=int, default=2048, help="tokens of a sample")
     parser.add_argument("--times", type=int, nargs="+", default=[8], help="as many blocks as fit alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        fitting = most_blocks(place, options.memory, options.batch)
+        fitting = most_blocks(place, options.memory, options.batch, options.sequence_length)
         print(f"{options.memory:g} GiB take {fitting} blocks\n")
         print("| blocks | times as many | link | step s | with memory s | ratio | microbatch | offload |")
         print("|---|---|---|---|---|---|---|---|")
         for times in options.times:
-            profile = profile_of(times * fitting, place)
+            profile = profile_of(times * fitting, place, options.sequence_length)
             ample = planned(profile, cluster_of(place, 4096, None), options.batch)
             for link in ("12 GB/s", "25 GB/s", "50 GB/s"):
                 plan = planned(profile, cluster_of(place, options.memory, link), options.batch)

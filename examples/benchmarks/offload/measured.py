@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--memory", type=float, default=64.0, help="MiB of the small device")
-    parser.add_argument("--link", default="80 MB/s", help="between the small device and its host, each way")
+    parser.add_argument("--link", default="400 MB/s", help="between the small device and its host, each way")
     parser.add_argument("--speed", type=float, default=0.3, help="of both devices; 1 is a core of this host")
     parser.add_argument("--batch", type=int, default=4, help="samples a step")
     parser.add_argument("--sequence-length", type=int, default=64)
