@@ -227,6 +227,10 @@ _NARROW_OTHERS = {
 """Sizes of a tiny copy of any other model: those that its configuration has."""
 
 
+_DATA = ("input_ids", "pixel_values")
+"""Arguments of models that data of the command line fill."""
+
+
 def _like_llama(module: str, name: str) -> Family:
     return Family(
         module=module,
@@ -304,6 +308,11 @@ def _found(module: str, architecture: str) -> Family:
         raise InputError(
             f"transformers {transformers.__version__} has no {architecture} of model type {module!r}; look "
             "at config.json"
+        )
+    if (reads := getattr(model, "main_input_name", _DATA[0])) not in _DATA:
+        raise InputError(
+            f"{architecture} reads {reads}, and data here are texts ({_DATA[0]}) and images ({_DATA[1]}); "
+            "train it from Python: hetpipe.Trainer"
         )
     config = model.config_class
     if get_checkpoint_conversion_mapping(config.model_type):

@@ -126,7 +126,7 @@ def check_split(
         cases = _example_cases(chain, seed)
     splits = _splits(chain.num_layers)
     model = _whole_model(chain, seed)
-    with refused_on_error(f"{chain.name} cannot be checked: the unsplit model fails"):
+    with refused_on_error(f"{chain.name} cannot be checked: in float64 the unsplit model fails"):
         whole = [_run_whole(chain, model, case, seed) for case in cases]
         single = [[_run_whole(chain, model, part, seed) for part in case.singles()] for case in cases]
     by_split = [

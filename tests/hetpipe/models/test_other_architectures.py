@@ -100,6 +100,18 @@ def test_what_cannot_be_proven_is_refused(tmp_path, architecture, reason):
         ({"architectures": ["OPTXForCausalLM"]}, "has no OPTXForCausalLM of model type 'opt'"),
         ({"is_encoder_decoder": True}, "has an encoder and a decoder"),
         ({"architectures": ["OPTModel"]}, "is no model for masked-lm or causal-lm"),
+        (
+            {"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForSequenceClassification"]},
+            r"reads input_values, and data here are texts \(input_ids\) and images",
+        ),
+        (
+            {
+                "model_type": "whisper",
+                "architectures": ["WhisperForConditionalGeneration"],
+                "is_encoder_decoder": True,
+            },
+            "config.json: WhisperForConditionalGeneration reads input_features, and data here are texts",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_one_line(tmp_path, changes, reason):
