@@ -1,4 +1,4 @@
-"""Gradients of random plans equal those of one process, in float64."""
+"""Gradients of random plans, and weights after their steps, equal those of one process, in float64."""
 
 from typing import Any
 

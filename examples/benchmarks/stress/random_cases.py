@@ -44,7 +44,7 @@ MODELS = ("gpt2-tiny", "bert-tiny", "pairs")
 MODULES = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2"))
 NUM_LAYERS = 6
 NUM_FEATURES = 8
-SEQUENCE_LENGTHS = ((8,), (8,), (8, 5), (6, 11, 6))
+SEQUENCE_LENGTHS = ((8, 8), (8, 8), (8, 5), (6, 11, 6))
 """Of the steps of a case."""
 
 

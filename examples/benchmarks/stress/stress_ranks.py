@@ -42,6 +42,10 @@ from random_cases import MODELS, Case, batch_of, chain_of, loss_of, random_case
 
 SEED = 3
 WEIGHT_DECAY = 0.01
+EPSILON = 1e-8
+LEARNING_RATE, LARGE_EPSILON, CLIP_NORM = 0.01, 0.01, 1.0
+"""With these a weight changes by as much as its gradient, about: with its usual epsilon AdamW goes as far for
+a gradient that is nothing but rounding as for any other, so that no two ways of adding would agree."""
 TIMEOUT_S = 120.0
 MIB = 2**20
 
@@ -58,7 +62,7 @@ class Rank:
     executor: Executor
 
     @classmethod
-    def open(cls, case: Case, rank: int, timeout_s: float = TIMEOUT_S) -> "Rank":
+    def open(cls, case: Case, rank: int, timeout_s: float = TIMEOUT_S, *, epsilon: float = EPSILON) -> "Rank":
         program, chain = case.program, chain_of(case.model)
         layers = program.plan.layers_of(program.device_names[rank])
         absent = absent_names(program, rank, chain)
@@ -77,9 +81,9 @@ class Rank:
         optimizer: RecordingOptimizer | RecordingHostStates | RecordingHostSteps
         if offloaded:
             kept = RecordingHostSteps if offloaded.by_host else RecordingHostStates
-            optimizer = kept(stepped, counted, WEIGHT_DECAY, offloaded=offloaded.names)
+            optimizer = kept(stepped, counted, WEIGHT_DECAY, offloaded=offloaded.names, epsilon=epsilon)
         else:
-            optimizer = RecordingOptimizer(stepped, counted, WEIGHT_DECAY)
+            optimizer = RecordingOptimizer(stepped, counted, WEIGHT_DECAY, epsilon=epsilon)
         weights = HostWeights(model, away, torch.device("cpu")) if away else None
         return cls(case, model, optimizer, executor_of(case, rank, model, optimizer, timeout_s, weights))
 
@@ -96,6 +100,11 @@ class Rank:
             learning_rate=learning_rate,
             clip_norm=clip_norm,
         )
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights that this rank has between steps."""
+        held = self.model.held_parameters().items()
+        return {name: value.detach() for name, value in held if value.requires_grad}
 
 
 class RecordingOptimizer(Optimizer):
@@ -185,7 +194,7 @@ def executor_of(
 class OneProcess:
     """The same training on the whole model and batch, with nothing of the runtime but the dropout's keys."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, epsilon: float = EPSILON) -> None:
         self._name = model
         self._model = chain_of(model).materialise(range(chain_of(model).num_layers), SEED, torch.float64)
         train_what_is_trained(chain_of(model), self._model)
@@ -197,7 +206,11 @@ class OneProcess:
             {"params": [value for value in values if value.dim() > 1], "weight_decay": WEIGHT_DECAY},
             {"params": [value for value in values if value.dim() <= 1], "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW(groups)
+        self._adamw = torch.optim.AdamW(groups, eps=epsilon)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights."""
+        return {name: value.detach() for name, value in self._parameters.items()}
 
     def step(
         self, step: int, num_samples: int, sequence_length: int, learning_rate: float, clip_norm: float
@@ -253,6 +266,26 @@ def compare(
     return difference(outcome, found, one.step(step, count, sequence_length, learning_rate, clip))
 
 
+def weight_difference(runner: Rank, one: OneProcess | None, learning_rate: float) -> float:
+    """The largest difference of a weight of any rank from that of one process, in units of a step's change.
+
+    Infinite where ranks that hold it disagree, or nobody does; 0 on ranks without the one process.
+    """
+    found: list[Any] = [runner.weights()]
+    if dist.is_initialized():
+        found *= dist.get_world_size()
+        dist.all_gather_object(found, runner.weights())
+    if one is None:
+        return 0.0
+    expected, seen, worst = one.weights(), dict[str, Tensor](), 0.0
+    for rank in found:
+        for name, value in rank.items():
+            if not torch.equal(seen.setdefault(name, value), value):
+                return float("inf")
+            worst = max(worst, float((value - expected[name]).abs().max()) / learning_rate)
+    return worst if seen.keys() == expected.keys() else float("inf")
+
+
 def check_cases(
     seeds: Sequence[int],
     num_ranks: int,
@@ -263,21 +296,20 @@ def check_cases(
     rank: int,
     emit: Emit,
 ) -> None:
-    """Gradients of some plans, at the initial weights; rank 0 emits each plan's largest difference.
+    """Steps of some plans; rank 0 emits each plan's largest difference, of gradients and of final weights.
 
     over_nodes, zero, hosts: see `random_case`.
     """
-    references = {}
     for seed in seeds:
         case = random_case(seed, num_ranks, over_nodes=over_nodes, zero=zero, hosts=hosts)
         try:
-            runner = Rank.open(case, rank)
-            if rank == 0 and case.model not in references:
-                references[case.model] = OneProcess(case.model)
-            one = references.get(case.model)
-            lengths = enumerate(case.sequence_lengths)
-            # a learning rate of zero leaves the weights as they are
-            worst = max(compare(runner, one, step, length, 0.0, 1e30) for step, length in lengths)
+            runner = Rank.open(case, rank, epsilon=LARGE_EPSILON)
+            one = OneProcess(case.model, epsilon=LARGE_EPSILON) if rank == 0 else None
+            steps = [
+                compare(runner, one, step, length, LEARNING_RATE, CLIP_NORM)
+                for step, length in enumerate(case.sequence_lengths)
+            ]
+            worst = max(*steps, weight_difference(runner, one, LEARNING_RATE))
             runner.executor.close()
         except Exception as error:
             raise AssertionError(f"{case.name}: {type(error).__name__}: {error}") from error
