@@ -9,8 +9,9 @@ save in a forward goes there, and comes back before their backward (Rhu et al., 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from cost_model.cluster import Link
+from cost_model.cluster import Cluster, HostMemory, Link, Node
 from cost_model.profile import ModelProfile
 
 NUM_ROOMS = 3
@@ -21,6 +22,12 @@ WEIGHT_ROOMS = 2
 
 SAVED_ROOMS = 2
 """Layers whose saved activations a device has at once: one that computes, and one whose go, or come."""
+
+FETCH_ROOMS = 2
+"""Fetches of sharded weights through a GPU's host that are under way at once: one is used, and one comes."""
+
+GPU_HOST_LINK = Link(latency_s=10e-6, bandwidth_bytes_per_s=12e9)
+"""Between a GPU and its host where a cluster file does not say: PCIe 3 with 16 lanes (15.75 GB/s at most)."""
 
 MOST_ROOM_BYTES = 16 * 2**20
 LEAST_PARTS = 16
@@ -91,6 +98,28 @@ def step_on_host_s(
         done_s = [*done_s[1:], max(done_s[-1], went_s) + each_s]
         came_s = max(came_s, done_s[-1]) + move_s
     return max(resident_s, came_s)
+
+
+def lent_by(node: Node, profile: ModelProfile) -> HostMemory | None:
+    """Return what a node lends to plans, with the rate at which its CPU steps; None if it lends nothing.
+
+    The rate that the cluster file states; else the least of those that were measured where the kinds of its
+    devices were profiled; None where neither is known.
+    """
+    host = node.host_memory
+    if host is None or host.step_bytes_per_s is not None:
+        return host
+    measured = [
+        profile.kinds[kind].host_step_bytes_per_s
+        for kind in {device.kind for device in node.devices} & profile.kinds.keys()
+    ]
+    return replace(host, step_bytes_per_s=min((rate for rate in measured if rate is not None), default=None))
+
+
+def with_measured_rates(cluster: Cluster, profile: ModelProfile) -> Cluster:
+    """Return the cluster whose nodes lend what `lent_by` says."""
+    nodes = tuple(replace(node, host_memory=lent_by(node, profile)) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
 
 
 def is_around(layer: int, num_layers: int, name: str) -> bool:

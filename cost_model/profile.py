@@ -44,6 +44,8 @@ class KindProfile:
         standard_error_of names the layer, pass and microbatch size of it.
     dtype: the precision of the times, None for that of the profile. held: the layers' bytes in that
         precision, () for those of the profile.
+    host_step_bytes_per_s: bytes of parameters for which the CPU of the host that it was measured on makes an
+        AdamW step in a second; None where that was not measured.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -56,6 +58,7 @@ class KindProfile:
     standard_error_of: str | None = None
     dtype: str | None = None
     held: tuple[LayerProfile, ...] = ()
+    host_step_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         sizes = self.microbatch_sizes
@@ -67,6 +70,10 @@ class KindProfile:
             raise InputError(f"optimizer_s_per_byte is {self.optimizer_s_per_byte}; give zero or more")
         if self.standard_error is not None and self.standard_error < 0:
             raise InputError(f"standard_error is {self.standard_error}; give zero or more")
+        if self.host_step_bytes_per_s is not None and not self.host_step_bytes_per_s > 0:
+            raise InputError(
+                f"host_step_bytes_per_s is {self.host_step_bytes_per_s}; give more than zero, or leave it out"
+            )
         for index, layer in enumerate(self.layers):
             for name, values in (("forward_s", layer.forward_s), ("backward_s", layer.backward_s)):
                 if len(values) != len(sizes):
@@ -290,7 +297,7 @@ class ModelProfile:
                 if layer[key] is None:
                     del layer[key]
         for kind in data["kinds"].values():
-            for key in ("standard_error", "standard_error_of", "dtype"):
+            for key in ("standard_error", "standard_error_of", "dtype", "host_step_bytes_per_s"):
                 if kind[key] is None:
                     del kind[key]
             if not kind["held"]:

@@ -49,6 +49,7 @@ from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
 from hetpipe.profiling.merging import left_out, merge
 from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.reporting.host_sentences import rate_sentences
 from hetpipe.reporting.largest_sizes import CURVE_MEANS, LARGEST_MEANS, curve_table, largest_table
 from hetpipe.reporting.progress import progress_bar
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
@@ -148,7 +149,7 @@ def _show(profile: ModelProfile, output: Path | None, cluster: Cluster | None, *
     cluster: whose largest microbatches are shown, None for none.
     """
     if layers:
-        show([profile_table(profile), *link_sentences(profile)])
+        show([profile_table(profile), *link_sentences(profile), *rate_sentences(profile)])
     if cluster is not None:
         show([curve_table(profile, cluster), CURVE_MEANS, largest_table(profile, cluster), LARGEST_MEANS])
     where = f"; wrote {output}" if output is not None else ""

@@ -1,6 +1,5 @@
 """The measurement of a model, layer by layer, on this host's devices."""
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cost_model.cluster import CPU, Device
+from cost_model.cluster import Device
 from cost_model.errors import InputError
 from cost_model.layer_profile import LayerProfile
 from cost_model.profile import KindProfile, ModelProfile
@@ -20,8 +19,10 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.weight_bytes import WeightBytes
+from hetpipe.profiling.host_rate import host_step_bytes_per_s
 from hetpipe.profiling.layer_timer import Bench, Samples, boundary_bytes
 from hetpipe.profiling.median_error import TARGET, precision_text
+from hetpipe.runs.optimizers import OptimizerKind
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.accelerators import synchronize
@@ -48,6 +49,8 @@ def profile_rank(
 ) -> None:
     """Profile the task of a run folder on a device, for its kind, and emit it as JSON data.
 
+    Where hosts could step for it, how fast this one does is in it too.
+
     Each kind of device is measured by a rank of its own, one after the other.
     """
     task = make_task(RunFolder(Path(folder)), settings)
@@ -65,6 +68,10 @@ def profile_rank(
         memory_bytes=memory_bytes,
         progress=progress,
     )
+    if task.make_optimizer is None and settings.run.optimizer is OptimizerKind.ADAMW:
+        rate = host_step_bytes_per_s(device.kind, weight_dtype(settings.dtype))
+        times = replace(profile.kinds[device.kind], host_step_bytes_per_s=rate)
+        profile = replace(profile, kinds={device.kind: times})
     emit({"event": "profile", "profile": profile.to_json()})
 
 
@@ -340,8 +347,3 @@ def _optimizer_costs(
         return 0.0, settings.run.states_per_parameter
     held = sum(s.numel() * s.element_size() for s in optimizer.state_tensors() if s.dim())
     return statistics.median(seconds[1:]) / num_bytes, held / num_bytes
-
-
-def threads_for(kind: str, count: int) -> int:
-    """Return the CPU threads of a rank of a kind of which `count` share this host."""
-    return max(1, (os.cpu_count() or 1) // max(1, count)) if kind == CPU else 1

@@ -207,8 +207,9 @@ def _measure(
     from hetpipe.data.user_task import UserTask
     from hetpipe.models.adapters import preload_modules, task_spec
     from hetpipe.models.kept_proofs import require_split
-    from hetpipe.profiling.layer_profiler import profile_rank, threads_for
+    from hetpipe.profiling.layer_profiler import profile_rank
     from hetpipe.runtime.processes import RankGroup, run_ranks
+    from hetpipe.runtime.rank_threads import threads_for
 
     found: list[ModelProfile] = []
 
@@ -256,6 +257,7 @@ def _code() -> str:
     """Return the hash of the code that measures, so that its changes do not meet old profiles."""
     places = (
         "profiling/layer_profiler",
+        "profiling/host_rate",
         "profiling/link_profiler",
         "profiling/layer_timer",
         "profiling/attention_counter",

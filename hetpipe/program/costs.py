@@ -15,6 +15,7 @@ from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
 from hetpipe.program.instructions import Compute, Gather, Pass, Program, Reduce, Round, Transfer
 from hetpipe.program.sync_starts import after_layer_s
+from partition.estimates.host_fetches import HostFetches, host_fetches, served_s, taken_s
 from partition.estimates.host_moves import plan_step_s, saved_moves_s, stage_visits, weight_moves_s
 from partition.estimates.plan_memory import host_bytes, memory_on, stepped_bytes
 from partition.plan import Plan, Stage
@@ -43,6 +44,7 @@ class ProgramCosts:
         self._stepped: dict[tuple[int, ...], float] = {}
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
+        self._known_fetches: dict[str, HostFetches] | None = None
 
     @property
     def cluster(self) -> Cluster:
@@ -108,8 +110,17 @@ class ProgramCosts:
             return visits[-1][1] - over_s if visits else 0.0
         return after_layer_s(self._prices, self.devices[rank], stage, samples, layer)
 
+    @property
+    def _fetches(self) -> dict[str, HostFetches]:
+        if self._known_fetches is None:
+            self._known_fetches = host_fetches(self.program.plan, self._profile, self._cluster)
+        return self._known_fetches
+
     def step_s(self, rank: int) -> float:
-        """Return the seconds of the optimizer on a rank."""
+        """Return the seconds of the optimizer on a rank, and in which a GPU's new weights go to its host."""
+        return self._optimizer_s(rank) + served_s(self._fetches, self._cluster, self.device_names[rank])
+
+    def _optimizer_s(self, rank: int) -> float:
         plan, name = self.program.plan, self.device_names[rank]
         if plan.offloads:
             return plan_step_s(plan, self._prices, self._cluster, name)
@@ -182,7 +193,7 @@ class ProgramCosts:
     def round_due(self, free_at: FreeAt, entry: Round, ready_s: Mapping[int, float]) -> dict[int, float]:
         """Return when a REDUCE or a GATHER is over for each rank, given when each was ready (by rank).
 
-        A GATHER of a rank alone is one message from the owner.
+        A GATHER of a rank alone is one message from the owner; to a GPU it comes through its host.
         """
         if isinstance(entry, Gather) and self.program.plan.fetches_apart:
             bucket = self.program.buckets[entry.bucket]
@@ -190,6 +201,7 @@ class ProgramCosts:
             owner, num_bytes = self.device_names[bucket.state_owner], self._parameter_bytes(entry.bucket)
             return {
                 rank: reserve(free_at, self.network.route(owner, self.device_names[rank]), at_s, num_bytes)
+                + taken_s(self._fetches, self._cluster, self.device_names[rank], num_bytes)
                 for rank, at_s in ready_s.items()
             }
         due = self.sync_due if isinstance(entry, Reduce) else self.broadcast_due
@@ -234,8 +246,9 @@ def _check_hosts(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         missing = held.get(node.name, 0.0) - room
         if missing > 0:
             raise InfeasibleError(
-                f"{plan.strategy}: {held[node.name]:,.0f} bytes of states, frozen weights and saved "
+                f"{plan.strategy}: {held[node.name]:,.0f} bytes of states, weights and saved "
                 f"activations are to be kept in the memory of node {node.name!r}, whose host_memory is "
-                f"{room:,.0f}; {missing:,.0f} bytes are missing: offload fewer stages, or give the node more",
+                f"{room:,.0f}; {missing:,.0f} bytes are missing: offload fewer stages, shard fewer weights, "
+                "or give the node more",
                 missing_bytes=missing,
             )

@@ -1,8 +1,8 @@
 """Traces and plans for people: what a step waits for, as tables, sentences and pictures.
 
 `idle_time` and `critical_path` explain a trace by its causes, `speed_breakdown` weighs them by the devices'
-speed; `tables`, `comparison_tables`, `largest_sizes`, `run_tables`, `plots` and `pages` only show. matplotlib
-is loaded by `plots` alone. No torch here.
+speed; `tables`, `host_sentences`, `comparison_tables`, `largest_sizes`, `run_tables`, `plots` and `pages`
+only show. matplotlib is loaded by `plots` alone. No torch here.
 
 Others use:
     idle_time: DeviceTime, device_times, exchange_words
@@ -17,6 +17,7 @@ Others use:
     run_tables: run_report_tables, run_marks, measured_table
     measured_tables: measured_rounds_tables
     plots: gantt, stage_labels, speedups, save, and the other names of its list
+    host_sentences: host_sentences, rate_sentences
     plain_strategies: beside_others, even_split
     what_if_plans: what_if_row, with_best
     plan_explorer: PlanExplorer

@@ -87,6 +87,7 @@ def _host_sentences(plan: Plan, problem: Problem, step_s: float) -> Iterator[str
             OPTIMIZER_STATES: use.state_bytes,
             FROZEN_WEIGHTS: use.frozen_bytes,
             SAVED_ACTIVATIONS: use.saved_bytes,
+            "weights to fetch": use.fetched_bytes,
         }
         words = ", ".join(f"{format_bytes(size)} of {what}" for what, size in kept.items() if size)
         yield f"the host of {node} keeps {words}; it lends {format_bytes(use.capacity_bytes)}"

@@ -18,6 +18,7 @@ from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.driver_memory import driver_sentences
+from hetpipe.reporting.host_sentences import host_sentences
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.reporting.many_pipelines import (
     MANY_ROWS,
@@ -144,7 +145,7 @@ def is_estimated(profile: ModelProfile, kind: str) -> bool:
 def plan_sentences(
     plan: Plan, profile: ModelProfile, cluster: Cluster, *, details: bool = False
 ) -> list[str]:
-    """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds.
+    """Say what a plan is and how good: header, precisions, bound, devices left out, hosts, estimated kinds.
 
     details: of the bound, which plans it speaks about.
     """
@@ -157,6 +158,7 @@ def plan_sentences(
         names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
         sentences.append(f"left out: {names}")
     sentences += driver_sentences(cluster.device(name) for name in plan.device_names)
+    sentences += host_sentences(plan, profile, cluster)
     return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
 
 

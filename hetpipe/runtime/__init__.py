@@ -1,6 +1,7 @@
 """The execution of a program on real or emulated devices, which measures its trace.
 
-`processes` starts a rank per device, `stopping` hears signals, `scratch` is for what is gone then;
+`processes` starts a rank per device with its `rank_threads`, `stopping` hears signals, `scratch` is for what
+is gone then;
 `rank_setup` gives a rank its layers and an `Executor`, which runs the instruction list and leaves each
 resource to its owner: `stage_runner` the computations, `transport` the messages, `gradient_sync` the sums
 (`inner_sums`: those that begin inside a backward), `optimizer` the step, a `Pace` the clock.
@@ -26,6 +27,7 @@ Others use:
     named_optimizers: factory_of
     torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
     peer_errors: PeerError, peer_error
+    rank_threads: threads_for, rank_threads
     gpus: gpus_here, free_memory_here, check_here
     accelerators: memory_figures, MemoryFigures
     host_staging: Staging, room_on_host

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cost_model.cluster import CPU, Device
+from cost_model.cluster import Device
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import DivergedError, InputError
 from cost_model.memory import checkpoint_bytes
@@ -21,7 +21,6 @@ from hetpipe.data.listened import listening
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
 from hetpipe.models.adapters import preload_modules, task_spec
-from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
@@ -30,6 +29,7 @@ from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.processes import Emit, RankGroup, WorkerLostError, run_ranks, under_torchrun
+from hetpipe.runtime.rank_threads import rank_threads
 from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
@@ -350,22 +350,19 @@ def rank_group(
     *,
     plan: Plan | None = None,
 ) -> RankGroup:
-    """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
+    """Return a process per device, with its threads (`rank_threads`), NCCL between those with a GPU.
 
-    local: the ranks that share this host's cores, None for all. plan: what they run, for messages.
+    local: the ranks that share this host's cores, None for all. plan: what they run.
 
     Raises: InputError for GPUs beside emulated devices.
     """
-    kinds = [device.kind for device in devices]
-    sharers = kinds if local is None else [kinds[rank] for rank in local]
-    threads = tuple(threads_for(kind, max(1, sharers.count(CPU))) for kind in kinds)
     try:
         preload = preload_modules(settings)
     except InputError:
         preload = ()
     return RankGroup(
         tuple(device.name for device in devices),
-        threads,
+        rank_threads(devices, local, plan),
         backend=Staging.of(devices).backend,
         preload=preload,
         timeout_s=settings.run.timeout_s,

@@ -9,7 +9,7 @@ import pulp
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
-from cost_model.host_memory import movable_bytes
+from cost_model.host_memory import movable_bytes, with_measured_rates
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
@@ -317,13 +317,14 @@ def fractional_bound_s(problem: Problem) -> float:
 
 
 def _host_bound_s(problem: Problem, *, sharded: bool) -> float:
-    classes, prices = host_classes(problem.cluster), Prices(problem.profile)
+    cluster = with_measured_rates(problem.cluster, problem.profile)
+    classes, prices = host_classes(cluster), Prices(problem.profile)
     layers = []
     for layer in range(problem.profile.num_layers):
         seconds = [_seconds(problem, prices, layer, each.devices[0]) for each in classes]
         compute_s, update_s = zip(*seconds, strict=True)
         layers.append(LayerBound(compute_s, update_s, *_state_bytes(problem, layer)))
-    return host_bound_s(problem.cluster, classes, layers, sharded=sharded)
+    return host_bound_s(cluster, classes, layers, sharded=sharded)
 
 
 def _state_bytes(problem: Problem, layer: int) -> tuple[float, float]:

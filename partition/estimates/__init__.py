@@ -7,8 +7,8 @@ extended_clock for any, timed_pipeline for samples; gradient_sync, sync_tail and
 do to one another, step_estimate is of whole plans, devices shared or not. shared_pipelines finds in_flight
 where they are, batch_split shares out the samples, optimizer_sharding the optimizer states, group_sharding
 says how much of a group is sharded, ranking compares plans, plan_memory counts their bytes, host_moves times
-what hosts keep. effort is the one table of how much work the planner spends at which size. No search here:
-every other chapter of `partition` builds on this one.
+what hosts keep, and host_fetches what GPUs get through them. effort is the one table of how much work the
+planner spends at which size. No search here: every other chapter of `partition` builds on this one.
 
 For others:
     clocks: Clocks; compiled: compiled
@@ -26,6 +26,7 @@ For others:
     network_cards: CardLoad, queued_s, FEW_HOPS
     plan_memory: memory_on, plan_memory, stepped_bytes
     host_moves: plan_step_s, weight_moves_s, saved_moves_s, moves_added_s, stage_visits
+    host_fetches: host_fetches, HostFetches, pinned_bytes, served_s, taken_s
     optimizer_sharding: fits, with_state_owners, unsharded
     group_sharding: sharded_plans, roomier_plans, least_sharded
     ranking: Ranking, Contest, by_estimate, best_plan, rank, variants

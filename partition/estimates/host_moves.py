@@ -4,6 +4,7 @@ from cost_model.cluster import Cluster, Device, HostMemory
 from cost_model.errors import InputError
 from cost_model.host_memory import (
     WEIGHT_ROOMS,
+    lent_by,
     moved_ends_s,
     offloaded_step_s,
     saved_bytes_on_host,
@@ -24,7 +25,7 @@ def plan_step_s(plan: Plan, prices: Prices, cluster: Cluster, device: str) -> fl
     stepped, offloaded = stepped_bytes(plan, profile, device), offloaded_bytes(plan, profile, device)
     if not offloaded:
         return prices.update_s(place, stepped)
-    host = _host_of(cluster, device, OPTIMIZER_STATES)
+    host = _host_of(profile, cluster, device, OPTIMIZER_STATES)
     states_bytes = profile.on(place.kind).optimizer_bytes_per_parameter_byte * offloaded
     resident_s = prices.update_s(place, stepped - offloaded)
     sharing = sum(bool(plan.offloaded_layers(other.name)) for other in cluster.node_of(device).devices)
@@ -34,7 +35,8 @@ def plan_step_s(plan: Plan, prices: Prices, cluster: Cluster, device: str) -> fl
     if host.step_bytes_per_s is None:
         raise InputError(
             f"the plan lets the host of {device!r} make the optimizer step, and node {place.node!r} of the "
-            "cluster has no host_optimizer; give it that, or take optimizer step out of the plan"
+            "cluster has no host_optimizer, nor was its rate measured; give it that, profile here, or take "
+            "optimizer step out of the plan"
         )
     update_s = offloaded / host.step_bytes_per_s
     return step_on_host_s(resident_s, update_s, states_bytes, offloaded, host.link, sharing)
@@ -50,7 +52,7 @@ def weight_moves_s(plan: Plan, profile: ModelProfile, cluster: Cluster, device: 
     """
     if not plan.offloaded_layers(device, FROZEN_WEIGHTS):
         return {}
-    link = _host_of(cluster, device, FROZEN_WEIGHTS).link
+    link = _host_of(profile, cluster, device, FROZEN_WEIGHTS).link
     away = _coming_weights(plan, profile, cluster.device(device))
     sharing = _num_sharing(plan, profile, cluster, device) if away else 0
     return {layer: link.transfer_s(num_bytes * sharing) for layer, num_bytes in away.items()}
@@ -67,7 +69,7 @@ def saved_moves_s(
     """
     if SAVED_ACTIVATIONS not in stage.offload:
         return {}
-    link = _host_of(cluster, stage.device, SAVED_ACTIVATIONS).link
+    link = _host_of(profile, cluster, stage.device, SAVED_ACTIVATIONS).link
     sharing = _num_sharing(plan, profile, cluster, stage.device)
     moved = saved_bytes_on_host(profile.on(cluster.device(stage.device).kind), *stage.layers)
     return {layer: link.transfer_s(samples * each * sharing) for layer, each in moved.items()}
@@ -136,11 +138,12 @@ def _num_sharing(plan: Plan, profile: ModelProfile, cluster: Cluster, device: st
     )
 
 
-def _host_of(cluster: Cluster, device: str, what: str) -> HostMemory:
+def _host_of(profile: ModelProfile, cluster: Cluster, device: str, what: str) -> HostMemory:
     node = cluster.node_of(device)
-    if node.host_memory is None:
+    host = lent_by(node, profile)
+    if host is None:
         raise InputError(
             f"the plan keeps {what} of {device!r} in its host's memory, and node {node.name!r} of "
             "the cluster has no host_memory; give it that and host_link, or take offload out of the plan"
         )
-    return node.host_memory
+    return host

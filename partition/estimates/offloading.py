@@ -9,6 +9,7 @@ from cost_model.host_memory import (
     MOST_ROOM_BYTES,
     NUM_ROOMS,
     WEIGHT_ROOMS,
+    lent_by,
     movable_bytes,
     movable_saved_bytes,
     saved_bytes_on_host,
@@ -67,7 +68,7 @@ def _possible(
 ) -> tuple[str, ...]:
     """Return the words that say something of a stage: that saves, or has frozen weights, that can move."""
     views = [profile.on(kind) for kind in profile.kinds]
-    host = cluster.node_of(stage.device).host_memory
+    host = lent_by(cluster.node_of(stage.device), profile)
     moves = {
         OPTIMIZER_STEP: host is not None and host.step_bytes_per_s is not None,
         SAVED_ACTIVATIONS: not stage.recompute and bool(saved_bytes_on_host(profile, *stage.layers)),
@@ -83,8 +84,8 @@ def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Pla
     sixteenths of the states, or three times 16 MiB; two layers of frozen weights; what two blocks save.
     """
     seen: set[object] = set()
-    hosts = [node.host_memory for node in problem.cluster.nodes if node.host_memory is not None]
-    hosts_step = any(host.step_bytes_per_s is not None for host in hosts)
+    hosts = [lent_by(node, problem.profile) for node in problem.cluster.nodes]
+    hosts_step = any(host is not None and host.step_bytes_per_s is not None for host in hosts)
     for smaller, choices in _smaller_problems(problem):
         for plan in plans_of(smaller):
             for words in choices:

@@ -16,6 +16,7 @@ from cost_model.memory import (
 from cost_model.profile import ModelProfile
 from cost_model.sharded_memory import Piece, sharded_memory
 from cost_model.sharding import Sharding
+from partition.estimates.host_fetches import pinned_bytes
 from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STEP, SAVED_ACTIVATIONS, Plan
 
 
@@ -202,17 +203,18 @@ class HostUse:
     """The bytes that a plan keeps in a host's memory, by what they are, and the most that may be there.
 
     state_bytes: with the weights and gradients that its CPU steps. saved_bytes: what microbatches in flight
-    keep for their backward.
+    keep for their backward. fetched_bytes: pinned for sharded weights that GPUs fetch (`host_fetches`).
     """
 
     state_bytes: float
     frozen_bytes: float
     saved_bytes: float
     capacity_bytes: float
+    fetched_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
-        return self.state_bytes + self.frozen_bytes + self.saved_bytes
+        return self.state_bytes + self.frozen_bytes + self.saved_bytes + self.fetched_bytes
 
 
 def host_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, float]:
@@ -221,8 +223,15 @@ def host_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str,
 
 
 def host_uses(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, HostUse]:
-    """Return what a plan keeps in the memory of each host, by node; nodes without any left out."""
+    """Return what a plan keeps in the memory of each host, by node; nodes without any left out.
+
+    What is pinned for fetches is counted where a node lends memory; else nobody has said how much there is.
+    """
     found: dict[str, HostUse] = {}
+    for node, pinned in pinned_bytes(plan, profile, cluster).items():
+        lent = next(each.host_memory for each in cluster.nodes if each.name == node)
+        if lent is not None:
+            found[node] = HostUse(0.0, 0.0, 0.0, lent.memory_bytes, pinned)
     for name in plan.device_names if plan.offloads else ():
         device = cluster.device(name)
         view = profile.on(device.kind)

@@ -223,7 +223,12 @@ def _memory(
 
 def _host_memory(node: str, use: HostUse) -> dict[str, Any]:
     """Return what a plan keeps in the memory of a host, as of a device."""
-    parts = ("frozen", use.frozen_bytes), ("state", use.state_bytes), ("activation", use.saved_bytes)
+    parts = (
+        ("frozen", use.frozen_bytes),
+        ("state", use.state_bytes),
+        ("activation", use.saved_bytes),
+        ("trained", use.fetched_bytes),
+    )
     return {
         "device": f"{node}, memory of the host",
         "parts": [[part, value, format_bytes(value)] for part, value in parts if value],

@@ -110,6 +110,7 @@ def _host_row(ax: Axes, row: int, use: HostUse, unit: int) -> None:
         (use.frozen_bytes, FROZEN),
         (use.state_bytes, GREEN),
         (use.saved_bytes, ORANGE),
+        (use.fetched_bytes, BLUE),
     ):
         ax.barh(row, num_bytes / unit, BAR * 0.8, start, color=colour, linewidth=0)
         start += num_bytes / unit

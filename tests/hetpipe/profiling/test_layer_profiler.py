@@ -59,6 +59,7 @@ def test_a_profile_describes_the_model(tmp_path, model, num_blocks):
     kind = profile.kinds[EMULATED]
     assert (kind.source, kind.microbatch_sizes) == ("measured", (1, 2))
     assert kind.optimizer_s_per_byte > 0
+    assert kind.host_step_bytes_per_s and kind.host_step_bytes_per_s > 0
     assert all(value > 0 for layer in kind.layers for value in (*layer.forward_s, *layer.backward_s))
 
 

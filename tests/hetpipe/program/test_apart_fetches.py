@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.cluster import Cluster, Device, HostMemory, Link, Node
 from cost_model.errors import InputError
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
@@ -20,11 +20,15 @@ from partition.plan import Pipeline, Plan, Stage
 
 
 def two_layers() -> tuple[ModelProfile, Cluster]:
-    """Two layers of 40 bytes, F 1 s and B 2 s; three nodes of one device, 40 bytes a second between."""
+    """Two layers of 40 bytes, F 1 s and B 2 s; three nodes of one device, 40 bytes a second between.
+
+    The devices are GPUs, from which and to which hosts copy at once.
+    """
     times = LayerTimes((1.0,), (2.0,))
     layers = tuple(LayerProfile(f"layer{index}", 40.0, 1.0, 1.0) for index in range(2))
     profile = ModelProfile("two", 1, "float32", layers, {"one": KindProfile("measured", (1,), (times,) * 2)})
-    nodes = tuple(Node(name, (Device(f"{name}/0", name, "one", 1e4),)) for name in "abc")
+    at_hand = HostMemory(1e9, Link(0.0, 1e30))
+    nodes = tuple(Node(name, (Device(f"{name}/0", name, "one", 1e4),), host_memory=at_hand) for name in "abc")
     return profile, Cluster("two", Link(0.0, 40.0), nodes)
 
 

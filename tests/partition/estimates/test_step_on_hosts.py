@@ -9,8 +9,11 @@ import pytest
 from cost_model.cluster import Cluster, HostMemory, Link, Node
 from cost_model.cluster_file import cluster_from_data
 from cost_model.errors import InputError
-from cost_model.host_memory import step_on_host_s
+from cost_model.host_memory import lent_by, step_on_host_s
+from cost_model.profile import ModelProfile, profile_from_data, profile_text
 from hetpipe.program.costs import ProgramCosts, check_memory
+from hetpipe.reporting.host_sentences import rate_sentences
+from hetpipe.reporting.tables import plan_sentences
 from hetpipe.runs.settings import Settings
 from hetpipe.simulation.prediction import evaluator, simulate_plan
 from hetpipe.simulation.schedule_selection import lower
@@ -138,6 +141,75 @@ def test_what_cannot_be_is_refused():
         check_plan(on_host(plan, OPTIMIZER_STEP), profile, cluster)
     with pytest.raises(InputError, match="has no host_optimizer"):
         simulate_plan(on_host(plan), profile, lent(small_cluster(), 100.0, None))
+
+
+def with_rates(profile: ModelProfile, **rates: float | None) -> ModelProfile:
+    """The profile of kinds on whose hosts so many bytes of parameters a second were stepped."""
+    kinds = {
+        kind: replace(times, host_step_bytes_per_s=rates.get(kind)) for kind, times in profile.kinds.items()
+    }
+    return replace(profile, kinds=kinds)
+
+
+def test_a_rate_that_the_file_does_not_state_is_the_least_that_was_measured():
+    node = lent(small_cluster(), 100.0, None).nodes[0]
+    both = replace(node, devices=(*node.devices, replace(node.devices[0], name="a/1", kind="slow")))
+    profile = with_rates(small_profile(), fast=10.0, slow=7.0)
+    for each, rate in ((node, 10.0), (both, 7.0)):
+        host = lent_by(each, profile)
+        assert host is not None and host == replace(node.host_memory, step_bytes_per_s=rate)
+    stated = lent(small_cluster(), 100.0, 3.0).nodes[0]
+    assert lent_by(stated, profile) == stated.host_memory
+    assert lent_by(node, small_profile()) == node.host_memory
+    assert lent_by(replace(node, host_memory=None), profile) is None
+
+
+def test_a_measured_rate_is_planned_priced_and_bounded_with_as_a_stated_one():
+    stated, silent = (lent(small_cluster(), 100.0, rate) for rate in (10.0, None))
+    profile = with_rates(small_profile(), fast=10.0, slow=10.0)
+    expected = simulate_plan(on_host(small_plan()), small_profile(), stated).makespan_s
+    assert simulate_plan(on_host(small_plan()), profile, silent).makespan_s == expected
+    assert simulate_plan(on_host(small_plan()), with_rates(profile, fast=5.0), silent).makespan_s > expected
+    tight = [
+        replace(
+            cluster,
+            nodes=tuple(
+                replace(node, devices=tuple(replace(device, memory_bytes=1600.0) for device in node.devices))
+                for node in cluster.nodes
+            ),
+        )
+        for cluster in (lent(small_cluster(), 10.0, 1e9), lent(small_cluster(), 10.0, None))
+    ]
+    fast_host = with_rates(profile, fast=1e9, slow=1e9)
+    problems = (Problem(small_profile(), tight[0], 4, (1, 2)), Problem(fast_host, tight[1], 4, (1, 2)))
+    first, second = (solve(each, evaluator(each.profile, each.cluster)) for each in problems)
+    assert first.pipelines == second.pipelines
+    assert any(OPTIMIZER_STEP in stage.offload for each in second.pipelines for stage in each.stages)
+    bounds = [offloaded_bound(each, sharded=False).fractional_s for each in problems]
+    assert bounds[0] == bounds[1]
+
+
+def test_the_plan_says_whether_a_rate_was_stated_or_measured():
+    plan = on_host(small_plan())
+    stated, silent = (lent(small_cluster(), 100.0, rate) for rate in (2e9, None))
+    measured = with_rates(small_profile(), fast=3e9)
+    told = "the CPU of a steps {} GB of parameters a second for its devices, {}"
+    assert told.format("2", "as the cluster file states") in plan_sentences(plan, small_profile(), stated)
+    assert told.format("2", "as the cluster file states") in plan_sentences(plan, measured, stated)
+    assert told.format("3", "measured with the profile") in plan_sentences(plan, measured, silent)
+    assert not any("the CPU of" in line for line in plan_sentences(small_plan(), measured, stated))
+    assert rate_sentences(measured) == ["the CPU of the host of fast steps 3 GB of parameters a second"]
+
+
+def test_a_rate_is_written_with_the_kind_and_read():
+    profile = with_rates(small_profile(), fast=3e9)
+    data = json.loads(profile_text(profile))
+    assert data["kinds"]["fast"]["host_step_bytes_per_s"] == 3e9
+    assert "host_step_bytes_per_s" not in data["kinds"]["slow"]
+    assert profile_from_data(data, "profile.json") == profile
+    data["kinds"]["fast"]["host_step_bytes_per_s"] = 0.0
+    with pytest.raises(InputError, match=r"host_step_bytes_per_s is 0\.0; give more than zero"):
+        profile_from_data(data, "profile.json")
 
 
 @pytest.mark.slow
