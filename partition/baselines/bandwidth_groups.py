@@ -7,7 +7,7 @@ so that the cuts are known: what shares a node belongs together, or must be part
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
@@ -16,6 +16,7 @@ from partition.baselines.layer_splits import layer_bytes, proportional_cuts
 from partition.baselines.strategy import TooManyDevicesError, least_of, missing_bytes
 from partition.baselines.whole_models import sharded
 from partition.estimates.batch_split import in_proportion, share_out
+from partition.estimates.group_sharding import roomier_plans, sharded_plans
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
 from partition.estimates.ranking import best_plan
 from partition.estimates.shared_pipelines import Draft, SharedLayers, refined
@@ -77,7 +78,8 @@ def zorse(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     groups are runs of nodes of about equal speed, of every number up to that of nodes or layers; a
     device has samples, not a part of each microbatch. Devices of a group shard its optimizer states (stage
     1), or nothing, whichever is soonest: stage 2 here sums in each microbatch, where Zorse computes a layer
-    for all of them and sums once. Weights are whole on each device; parameters in host memory are not here.
+    for all of them and sums once. So gradients, or weights too, are sharded only where nothing else fits, and
+    each device serves one pipeline, as `Plan` asks for. Parameters in host memory are not here.
 
     Raises: TooManyDevicesError where there are too many; InfeasibleError of the variant that lacks least.
     """
@@ -85,7 +87,14 @@ def zorse(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     drafts = _in_groups(problem)
     with suppress(InfeasibleError):
         drafts.enter_plan(sharded(problem, lambda smaller: _in_groups(smaller).best(None)))
+    if not drafts.plans:
+        for plan in chain(*(of(problem, _plans_in_groups) for of in (sharded_plans, roomier_plans))):
+            drafts.enter_plan(plan)
     return drafts.best(evaluate)
+
+
+def _plans_in_groups(problem: Problem) -> list[Plan]:
+    return _in_groups(problem).plans
 
 
 def _in_groups(problem: Problem) -> Drafts:

@@ -42,6 +42,11 @@ class Drafts:
         """Enter a plan that another rule has made, and that fits."""
         self._estimated.append((self._estimate.estimate_s(plan), self._named(plan)))
 
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans that fit, those of least estimate first."""
+        return [plan for _, plan in sorted(self._estimated, key=lambda entry: entry[0])]
+
     def best(self, evaluate: Evaluate | None) -> Plan:
         """Return the best plan; of the two of least estimate, if the simulator is given.
 

@@ -259,6 +259,23 @@ def test_zorse_shards_states_inside_a_stage_where_nothing_else_fits():
     assert BASELINES["zorse"](lab([[1.0, 1.0]], 4), None).zero == 0
 
 
+def test_zorse_shards_gradients_too_where_sharded_states_do_not_fit():
+    # weights 4, states 4 of two layers, saved 4: with all gradients 16 bytes; with two of its own, and one of
+    # another layer in the backward of the last, 15
+    problem = replace(lab([[1.0, 1.0]], 4, memory_bytes=15.5), microbatch_sizes=(1,))
+    plan = BASELINES["zorse"](problem, None)
+    assert plan.zero == 2 and set(plan.state_owners or ()) == {"a/0", "a/1"}
+    assert [entry.num_samples for entry in plan.pipelines] == [2, 2]
+    verify(predict(plan, problem.profile, problem.cluster).program, problem.profile, problem.cluster)
+
+
+def test_zorse_has_no_such_plan_for_devices_that_serve_several_pipelines():
+    # two stages, of which the second takes what both devices of the first give
+    problem = replace(lab([[2.0, 1.0], [3.0]], 6, memory_bytes=9.0), microbatch_sizes=(1,))
+    with pytest.raises(InfeasibleError, match=r"zorse: layers .* need 12 bytes .* has 9 usable; 3 are missing"):
+        BASELINES["zorse"](problem, None)
+
+
 def test_heterog_places_the_layers_that_are_costly_to_sum_and_replicates_the_others():
     problem = with_memory(lab([[1.0, 1.0]], 8), [1e9] * 2)
     problem = replace(problem, cluster=replace(problem.cluster, network=Link(0.0, 1e3)))
