@@ -1,6 +1,7 @@
 """compare: all strategies side by side."""
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,11 +133,12 @@ def _draw(
 ) -> list[Path]:
     """Draw speeds and memory of the strategies, predicted and measured, with the bound; return the files."""
     from hetpipe.commands.pictures import save_picture
-    from hetpipe.reporting.plots import speeds_and_memory, title
+    from hetpipe.reporting.plots import speeds_and_memory, subject, title
 
     seconds = {strategy: each.step_s for strategy, each in measured.items()}
     peaks = {strategy: each.peak_bytes for strategy, each in measured.items()}
-    of = f"{problem.profile.model}, {problem.global_batch_size} samples a step, on {problem.cluster.name}"
+    on = f"on {problem.cluster.name!r}"
+    of = subject(problem.profile.model, problem.global_batch_size, on, date.today())
     above, _ = speeds_and_memory(outcomes, problem.cluster, seconds, peaks)
     return save_picture(title(above, of), path)
 

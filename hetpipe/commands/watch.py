@@ -134,13 +134,15 @@ class _Pages(BaseHTTPRequestHandler):
             return
         try:
             self._answer(HTTPStatus.OK, kind, text())
-        except InputError as error:  # the run plans again, and writes
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}; load again")
+        except InputError as error:  # the run plans again, and writes; a browser asks again by itself
+            said = f"{error}; this page is loaded again in a second"
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", said, ("Refresh", "1"))
 
-    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+    def _answer(self, status: HTTPStatus, kind: str, text: str, *more: tuple[str, str]) -> None:
         content = text.encode()
         self.send_response(status)
         for name, value in (
+            *more,
             ("Content-Type", kind),
             ("Content-Length", str(len(content))),
             ("Cache-Control", "no-store"),

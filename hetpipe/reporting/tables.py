@@ -25,6 +25,7 @@ from hetpipe.reporting.many_pipelines import (
     MOST_WAITING,
     alike,
     range_of,
+    shown_devices,
     shown_together,
 )
 from hetpipe.reporting.narrow_tables import narrow
@@ -115,12 +116,17 @@ def describe_device(device: Device, profile: ModelProfile | None = None) -> str:
     return f"{device.kind}{speed}{f' ({ESTIMATED})' if estimated else ''}"
 
 
-def device_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[tuple[str, str]]:
-    """Return for each device of a plan its name with what it is, and the layers that it holds."""
-    labels = []
-    for name in plan.device_names:
-        layers = describe_layers([profile.layers[layer].name for layer in plan.layers_of(name)])
-        labels.append((f"{name}  {describe_device(cluster.device(name), profile)}", layers))
+def device_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[int, tuple[str, str]]:
+    """Return for each rank that has a row in a picture its device, with what it is, and the layers it holds.
+
+    Of many pipelines, those alike have the rows of one of them, with how many more there are.
+    """
+    shown, labels = shown_devices(plan, cluster), {}
+    for rank, name in enumerate(plan.device_names):
+        if name in shown:
+            device = f"{name}  {describe_device(cluster.device(name), profile)}{alike(shown[name])}"
+            layers = [profile.layers[layer].name for layer in plan.layers_of(name)]
+            labels[rank] = (device, describe_layers(layers))
     return labels
 
 

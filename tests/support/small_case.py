@@ -131,3 +131,20 @@ def equal_plan(in_flight: Sequence[int], num_microbatches: int) -> Plan:
     """The plan of `equal_stages` with one layer a device."""
     stages = [(f"n/{index}", index, index + 1, flight) for index, flight in enumerate(in_flight)]
     return plan_of(stages, num_microbatches)
+
+
+def many_alike(count: int) -> tuple[Plan, Cluster]:
+    """As many pipelines of a fast and a slow device, and one of another cut, on two nodes."""
+    names = [(f"a/{index}", f"b/{index}") for index in range(count + 1)]
+    cuts = [3] * count + [2]
+    pipelines = tuple(
+        Pipeline(1, 4, (Stage((fast,), (0, cut), 2), Stage((slow,), (cut, 4), 1)))
+        for (fast, slow), cut in zip(names, cuts, strict=True)
+    )
+    nodes = tuple(
+        Node(node, tuple(Device(f"{node}/{index}", node, kind, 1e4) for index in range(count + 1)))
+        for node, kind in (("a", "fast"), ("b", "slow"))
+    )
+    return Plan("auto", "made-up", 4 * (count + 1), pipelines), Cluster(
+        "many", small_cluster().network, nodes
+    )

@@ -2,7 +2,8 @@
 // Draws a run from the data in the page. Text of the run is set as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const LEFT = 230, RIGHT = 70, ROW = 30, BAR = 20;
+const LEFT = 230, RIGHT = 70, ROW = 30, BAR = 20, LINE = 14, CHARACTER = 7.2;
+const NARROW = 640;
 const KINDS = {
   forward: "forward", backward: "backward", optimizer: "optimizer step", sync: "norm", idle: "idle",
 };
@@ -55,7 +56,7 @@ function showTip(event) {
   if (!text) return;
   tip.textContent = text;
   const over = event.clientX + 14 + tip.offsetWidth > window.innerWidth;
-  tip.style.left = `${over ? event.clientX - 10 - tip.offsetWidth : event.clientX + 14}px`;
+  tip.style.left = `${Math.max(4, over ? event.clientX - 10 - tip.offsetWidth : event.clientX + 14)}px`;
   tip.style.top = `${Math.min(event.clientY + 14, window.innerHeight - tip.offsetHeight - 4)}px`;
 }
 
@@ -79,7 +80,17 @@ function legend(words) {
 }
 
 function width() {
-  return Math.max(640, page.clientWidth - 40);
+  return Math.max(280, page.clientWidth - 40);
+}
+
+// Where names and bars of the rows of a picture are: names at the left, where that leaves no room above the bars.
+function placed(lines, said = 0) {
+  const whole = width(), narrow = whole < NARROW, above = narrow ? lines * LINE : 0;
+  return {
+    whole, above, row: ROW + above, left: narrow ? 0 : LEFT,
+    most: Math.floor((narrow ? whole - said : LEFT) / CHARACTER),
+    line: (number) => (narrow ? number * LINE + 11 : lines === 1 ? 19 : 13 * (number + 1)),
+  };
 }
 
 function fact(title, value) {
@@ -110,28 +121,31 @@ function timeline(of, end) {
   if (!of.events.length) {
     return element("p", {}, `${of.title}: ${of.num_events} events are too many for a page; trace.json has them, for Perfetto.`);
   }
-  const whole = width(), scale = (whole - LEFT - RIGHT) / (end * 1e6), height = of.labels.length * ROW + 22;
+  const { whole, above, row, left, most, line } = placed(2);
+  const scale = (whole - left - RIGHT) / (end * 1e6), height = of.labels.length * row + 22;
   const svg = shape("svg", { viewBox: `0 0 ${whole} ${height}`, class: "timeline", role: "img", "aria-label": of.title });
   of.labels.forEach(([name, layers], rank) => {
-    const y = rank * ROW;
-    svg.append(shape("rect", { class: "idle", x: LEFT, y: y + 4, width: of.step_s * 1e6 * scale, height: BAR }));
-    const device = shape("text", { x: 0, y: y + 13 }, cut(name, 32)), held = shape("text", { x: 0, y: y + 26, class: "small" }, cut(layers, 36));
+    const y = rank * row;
+    svg.append(shape("rect", { class: "idle", x: left, y: y + above + 4, width: of.step_s * 1e6 * scale, height: BAR }));
+    const device = shape("text", { x: 0, y: y + line(0) }, cut(name, most));
+    const held = shape("text", { x: 0, y: y + line(1), class: "small" }, cut(layers, Math.floor(1.1 * most)));
     device.dataset.tip = held.dataset.tip = `${name}\n${layers}`;
-    svg.append(device, held, shape("text", { x: whole - RIGHT + 8, y: y + 18, class: "small" }, `${percent(of.idle[rank])} idle`));
+    svg.append(device, held, shape("text", { x: whole - RIGHT + 8, y: y + above + 18, class: "small" }, `${percent(of.idle[rank])} idle`));
   });
   for (const [rank, kind, words, number, start, taken] of of.events) {
     if (kind === "message") continue;
-    const x = LEFT + start * scale, wide = Math.max(taken * scale, 0.4), thin = kind === "sync";
-    const bar = shape("rect", { class: `bar ${kind}`, x, width: wide, y: rank * ROW + (thin ? 5 + BAR : 4), height: thin ? 4 : BAR });
+    const x = left + start * scale, y = rank * row + above, wide = Math.max(taken * scale, 0.4), thin = kind === "sync";
+    const bar = shape("rect", { class: `bar ${kind}`, x, width: wide, y: y + (thin ? 5 + BAR : 4), height: thin ? 4 : BAR });
     bar.dataset.tip = `${words}: ${KINDS[kind]}\nfrom ${seconds(start / 1e6)}, for ${seconds(taken / 1e6)}`;
     svg.append(bar);
     if (number !== "" && wide > 6 + 6 * number.length) {
-      svg.append(shape("text", { class: `number-in-bar ${kind}-number`, x: x + wide / 2, y: rank * ROW + 18 }, number));
+      svg.append(shape("text", { class: `number-in-bar ${kind}-number`, x: x + wide / 2, y: y + 18 }, number));
     }
   }
-  const y = of.labels.length * ROW + 14;
+  const y = of.labels.length * row + 14;
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    svg.append(shape("text", { class: "small", x: LEFT + share * end * 1e6 * scale, y, "text-anchor": "middle" }, seconds(share * end)));
+    const anchor = share || left ? "middle" : "start";
+    svg.append(shape("text", { class: "small", x: left + share * end * 1e6 * scale, y, "text-anchor": anchor }, seconds(share * end)));
   }
   return element("div", {}, element("h3", {}, `${of.title}: ${seconds(of.step_s)}`), svg);
 }
@@ -146,30 +160,31 @@ function timelines() {
 }
 
 function memory() {
-  const whole = width(), said_width = 190;
+  const said_width = 190, { whole, above, row: height, left, most: letters, line } = placed(1, said_width);
   const used = Math.max(...data.memory.map((each) => Math.max(each.total, each.peak || 0)));
   const usable = Math.max(...data.memory.map((each) => each.usable));
   // a model that is small beside its devices is drawn so large that its parts are seen
   const most = usable > 3 * used ? 1.2 * used : Math.max(usable, used);
-  const scale = (whole - LEFT - said_width) / most;
-  const svg = shape("svg", { viewBox: `0 0 ${whole} ${data.memory.length * ROW}`, id: "memory", role: "img", "aria-label": "memory of each device" });
+  const scale = (whole - left - (above ? 4 : said_width)) / most;
+  const svg = shape("svg", { viewBox: `0 0 ${whole} ${data.memory.length * height}`, id: "memory", role: "img", "aria-label": "memory of each device" });
   data.memory.forEach((each, row) => {
-    const y = row * ROW + 4, said = `${each.device}: ${each.text} of ${each.usable_text} planned`;
+    const top = row * height, y = top + above + 4, said = `${each.device}: ${each.text} of ${each.usable_text} planned`;
     const peak = each.peak_text === null ? "" : `\npeak measured ${each.peak_text}`;
-    const name = shape("text", { x: 0, y: y + 15 }, cut(each.device, 32));
+    const name = shape("text", { x: 0, y: top + line(0) }, cut(each.device, letters));
     name.dataset.tip = said + peak;
     svg.append(name);
-    let x = LEFT;
+    let x = left;
     for (const [part, bytes, text] of each.parts) {
       const bar = shape("rect", { class: `bar ${part}`, x, y, width: Math.max(bytes * scale, 0.4), height: BAR });
       bar.dataset.tip = `${PARTS[part]}: ${text}\n${said}${peak}`;
       svg.append(bar);
       x += bytes * scale;
     }
-    svg.append(shape("text", { class: "small", x: whole - said_width + 12, y: y + 15 }, `${each.text} of ${each.usable_text}`));
+    const at = above ? { x: whole, "text-anchor": "end" } : { x: whole - said_width + 12 };
+    svg.append(shape("text", { class: "small", y: top + line(0), ...at }, `${each.text} of ${each.usable_text}`));
     for (const [kind, bytes] of [["limit", each.usable], ["mark", each.peak]]) {
       if (typeof bytes === "number" && bytes <= most) {
-        const at = LEFT + bytes * scale;
+        const at = left + bytes * scale;
         svg.append(shape("line", { class: kind, x1: at, x2: at, y1: y - 3, y2: y + BAR + 3 }));
       }
     }
@@ -226,7 +241,8 @@ function curves() {
   ].map(([title, values, unit]) => values && curve(title, data.steps, values, unit)).filter(Boolean);
   const notes = [...data.notes];
   if (data.thinned) notes.push("Not every step is drawn.");
-  if (!drawn.length) drawn.push(element("p", {}, "Curves come with the second step."));
+  const none = data.live ? "Curves come with the second step." : "No curves: fewer than two steps were done.";
+  if (!drawn.length) drawn.push(element("p", {}, none));
   const made = section("Steps", ...notes.map((text) => element("p", {}, text)), ...drawn);
   made.id = "curves";
   return made;
@@ -234,12 +250,12 @@ function curves() {
 
 function devices() {
   if (!data.devices.length) return element("section", { id: "devices" });
-  const whole = width(), scale = whole - LEFT - RIGHT;
-  const svg = shape("svg", { viewBox: `0 0 ${whole} ${data.devices.length * ROW}`, role: "img", "aria-label": "busy share of each device" });
+  const { whole, above, row: height, left, most, line } = placed(1), scale = whole - left - RIGHT;
+  const svg = shape("svg", { viewBox: `0 0 ${whole} ${data.devices.length * height}`, role: "img", "aria-label": "busy share of each device" });
   data.devices.forEach((each, row) => {
-    const y = row * ROW + 4, said = `${each.device}: busy ${percent(each.busy)}, waits ${percent(1 - each.busy)}`;
-    const name = shape("text", { x: 0, y: y + 15 }, cut(each.device, 32));
-    const bars = [["backward", LEFT, each.busy], ["idle", LEFT + each.busy * scale, 1 - each.busy]].map(([kind, x, share]) =>
+    const top = row * height, y = top + above + 4, said = `${each.device}: busy ${percent(each.busy)}, waits ${percent(1 - each.busy)}`;
+    const name = shape("text", { x: 0, y: top + line(0) }, cut(each.device, most));
+    const bars = [["backward", left, each.busy], ["idle", left + each.busy * scale, 1 - each.busy]].map(([kind, x, share]) =>
       shape("rect", { class: `bar ${kind}`, x, y, width: Math.max(share * scale, 0), height: BAR }));
     for (const drawn of [name, ...bars]) drawn.dataset.tip = said;
     svg.append(name, ...bars, shape("text", { class: "small", x: whole - RIGHT + 8, y: y + 15 }, percent(each.busy)));
@@ -302,7 +318,12 @@ async function poll() {
   window.setTimeout(poll, wait_ms);
 }
 
-document.addEventListener("pointermove", showTip);
-window.addEventListener("resize", draw);
+for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, showTip);
+let drawn = window.innerWidth;
+window.addEventListener("resize", () => {  // a phone that hides its bar changes the height alone
+  if (drawn === window.innerWidth) return;
+  drawn = window.innerWidth;
+  draw();
+});
 draw();
 if (data.live) poll();

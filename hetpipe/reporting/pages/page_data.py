@@ -29,6 +29,7 @@ from hetpipe.program.instructions import (
 from hetpipe.program.program_text import parse_program
 from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.idle_time import channel_of, exchange_words
+from hetpipe.reporting.many_pipelines import alike, shown_devices
 from hetpipe.reporting.memory_tables import memory_uses
 from hetpipe.reporting.run_tables import recovery_sentences, run_report_tables
 from hetpipe.reporting.tables import bound_sentence, device_labels, new_table, plan_sentences, plan_table
@@ -163,24 +164,26 @@ def _timelines(
     traces: Mapping[str, Trace], plan: Plan, profile: ModelProfile, cluster: Cluster
 ) -> list[dict[str, Any]]:
     labels = device_labels(plan, profile, cluster)
+    rows = {rank: row for row, rank in enumerate(labels)}
     shown = []
     for name, trace in traces.items():
-        many = len(trace.events) > MOST_EVENTS
+        events = [event for event in trace.events if event.rank in rows]
+        many = len(events) > MOST_EVENTS
         shown.append(
             {
                 "title": _TITLES[name],
                 "step_s": trace.makespan_s,
-                "labels": labels,
-                "idle": [1 - trace.busy_s(rank) / trace.makespan_s for rank in range(len(labels))],
-                "events": [] if many else [_event(event) for event in trace.events],
-                "num_events": len(trace.events),
+                "labels": list(labels.values()),
+                "idle": [1 - trace.busy_s(rank) / trace.makespan_s for rank in rows],
+                "events": [] if many else [_event(event, rows[event.rank]) for event in events],
+                "num_events": len(events),
             }
         )
     return shown
 
 
-def _event(event: Event) -> list[Any]:
-    """Return rank, kind, words, number in the bar, start and seconds, in microseconds."""
+def _event(event: Event, row: int) -> list[Any]:
+    """Return row, kind, words, number in the bar, start and seconds, in microseconds."""
     instruction, number = event.instruction, ""
     match instruction:
         case Compute():
@@ -193,20 +196,22 @@ def _event(event: Event) -> list[Any]:
         case Sync() | Norm() | Broadcast() | Reduce() | Gather():
             kind = "sync"
     start_us, taken_us = round(event.start_s * 1e6, 1), round(event.duration_s * 1e6, 1)
-    return [event.rank, kind, str(instruction), number, start_us, taken_us]
+    return [row, kind, str(instruction), number, start_us, taken_us]
 
 
 def _memory(
     plan: Plan, profile: ModelProfile, cluster: Cluster, report: RunReport | None
 ) -> list[dict[str, Any]]:
-    found = []
+    found, shown = [], shown_devices(plan, cluster)
     for name, use in memory_uses(plan, profile, cluster).items():
+        if name not in shown:
+            continue
         measured = None if report is None else report.devices.get(name)
         parts = {key.removesuffix("_bytes"): value for key, value in asdict(use).items()}
         usable = parts.pop("usable")
         found.append(
             {
-                "device": name,
+                "device": f"{name}{alike(shown[name])}",
                 "parts": [[part, value, format_bytes(value)] for part, value in parts.items() if value],
                 "total": use.total_bytes,
                 "usable": usable,

@@ -15,8 +15,8 @@ from hetpipe.reporting.plots.style import BAR, label_rows, new_axes
 if TYPE_CHECKING:  # the solver loads more than a picture needs
     from partition.solver import Outcome
 
-MOST_COLUMNS = 8
-"""Of so many devices each field has room for its text."""
+MOST_COLUMNS, MOST_NAMES = 8, 40
+"""Of so many devices each field has room for its text; of so many there is room for their names."""
 DARK = 0.6
 """From this share on a field is so dark that its text is white."""
 ROW_HEIGHT, TWO_LINES = 0.3, 0.42
@@ -62,10 +62,11 @@ def memory_shares(
                 ax.text(column + 0.5, row, text, ha="center", va="center", fontsize=7, color=ink)
     label_rows(ax, [outcome.strategy for outcome in outcomes])
     ax.set_xlim(0, len(devices))
-    places = [column + 0.5 for column in range(len(devices))]
+    named = range(0, len(devices), -(-len(devices) // MOST_NAMES))
+    places = [column + 0.5 for column in named]
     titles = [
         f"{device.name}\n{format_bytes(device.usable_bytes)}" if has_text else device.name
-        for device in devices
+        for device in map(devices.__getitem__, named)
     ]
     ax.set_xticks(places, titles, fontsize=8, rotation=0 if has_text else 90)
     ax.xaxis.tick_top()

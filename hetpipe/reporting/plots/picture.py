@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 MOST_ROWS = 12
+CONTINUES = " \n"
+"""Between lines of a title that are one."""
 
 
 class Picture(Figure):
@@ -22,7 +24,7 @@ class Picture(Figure):
 
 def alternative_text(figure: Figure) -> str:
     """Return what a figure says in words: its title, and of each picture on it rows, axes and legend."""
-    parts = [*figure.get_suptitle().splitlines()]
+    parts = figure.get_suptitle().replace(CONTINUES, " ").splitlines()
     for ax in figure.axes:
         parts += _said(ax)
     legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 
 from matplotlib import rc_context
 from matplotlib.artist import Artist
@@ -13,13 +14,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from hetpipe.reporting.colours import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from hetpipe.reporting.plots.picture import Picture
+from hetpipe.reporting.plots.picture import CONTINUES, Picture
 
 STAGE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
 MIB, GIB = 2**20, 2**30
 ROW, BAR = 1.0, 0.76
 TEXT_WIDTH = 0.011
 """Share of the axis that a microbatch number of one digit needs."""
+LONGEST_LABEL, LONGEST_TITLE, LONGEST_LEGEND = 44, 112, 105
+"""Characters of a line of a row's name, of a title, and of the entries of a legend beside each other."""
 DPI, MOST_PIXELS = 160, 2**15
 """Dots an inch of a PNG, less where one side would have more pixels than this: few programs open it then."""
 
@@ -52,9 +55,13 @@ def save_pages(figures: Iterable[Figure], path: Path) -> None:
 
 
 def title(ax: Axes, text: str) -> Axes:
-    """Write a line above a whole picture, and above what stands there already; return the axes given."""
+    """Write a line above a whole picture, and above what stands there already; return the axes given.
+
+    What is longer than a picture is wide goes on in the next line, after CONTINUES.
+    """
     figure = figure_of(ax)
     above = figure.get_suptitle()
+    text = CONTINUES.join(wrap(text, LONGEST_TITLE, break_on_hyphens=False, break_long_words=False))
     figure.suptitle(f"{text}\n{above}" if above else text, fontsize=10, x=0.01, ha="left")
     return ax
 
@@ -72,11 +79,24 @@ def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
 
 
 def label_rows(ax: Axes, labels: Sequence[str]) -> None:
-    """Name the rows of a picture, from the top down."""
-    ax.set_yticks([row * ROW for row in range(len(labels))], labels, fontsize=8)
+    """Name the rows of a picture, from the top down; lines too long for it lose their middle."""
+    names = ["\n".join(map(shortened, label.split("\n"))) for label in labels]
+    ax.set_yticks([row * ROW for row in range(len(names))], names, fontsize=8)
     ax.set_ylim((len(labels) - 0.4) * ROW, -0.6 * ROW)
     ax.tick_params(axis="y", length=0)
     strip(ax)
+
+
+def shortened(text: str, most: int = LONGEST_LABEL) -> str:
+    """Return a text of at most so many characters, without its middle where it has more.
+
+    >>> shortened("encoder.layer.11.attention", 11)
+    'encod…ntion'
+    """
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
 def strip(ax: Axes) -> None:
@@ -92,18 +112,33 @@ def legend_above(
     *,
     more: Sequence[Artist] = (),
 ) -> None:
-    """Put a legend of (colour, label) above a picture; more: entries that are no patches."""
+    """Put a legend of (colour, label) above a picture; more: entries that are no patches.
+
+    It has fewer columns than are asked for, or than entries, where these would be wider than the picture.
+    """
     handles = [*_patches(labelled_colours), *more]
+    labels = [shortened(str(handle.get_label())) for handle in handles]
     ax.legend(
         handles=handles,
+        labels=labels,
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=num_columns or len(handles),
+        ncols=_num_columns(labels, num_columns or len(labels)),
         frameon=False,
         fontsize=8,
         borderaxespad=0.2,
         handlelength=1.2,
     )
+
+
+def _num_columns(labels: Sequence[str], most: int) -> int:
+    """Return into how many columns entries fit beside each other; they are filled from the top down."""
+    for count in range(most, 1, -1):
+        rows = -(-len(labels) // count)
+        columns = (labels[start : start + rows] for start in range(0, len(labels), rows))
+        if sum(6 + max(map(len, column)) for column in columns) <= LONGEST_LEGEND:
+            return count
+    return 1
 
 
 def legend_below(figure: Figure, labelled_colours: Sequence[tuple[str, str]]) -> None:

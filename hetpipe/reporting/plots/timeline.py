@@ -11,10 +11,10 @@ from hetpipe.program.instructions import Compute, Exchange, Pass, Step
 from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.colours import BACKWARD, BLACK, FORWARD, IDLE, INK, OPTIMIZER, SYNC
 from hetpipe.reporting.idle_time import exchange_words
-from hetpipe.reporting.many_pipelines import alike, shown_devices
 from hetpipe.reporting.plots.picture import Picture
 from hetpipe.reporting.plots.style import (
     BAR,
+    LONGEST_LABEL,
     ROW,
     TEXT_WIDTH,
     figure_of,
@@ -24,7 +24,7 @@ from hetpipe.reporting.plots.style import (
     new_axes,
     title,
 )
-from hetpipe.reporting.tables import device_labels
+from hetpipe.reporting.tables import describe_layers, device_labels
 from partition.plan import Plan
 
 Labels = Sequence[str] | Mapping[int, str]
@@ -165,13 +165,20 @@ def _errors_text(predicted_s: float, last_s: float, median_s: float | None) -> s
 
 
 def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[int, str]:
-    """Return labels for the rows of a gantt, by rank: device, speed and layers.
+    """Return labels for the rows of a gantt, by rank: device, speed and layers, as `device_labels` says them.
 
-    Of many pipelines, those alike have the rows of one of them, with how many more there are.
+    Layers with too many names for a line are the first and the last; those with too long ones go by number.
     """
-    shown, ranks = shown_devices(plan, cluster), plan.device_names
-    return {
-        rank: f"{device}{alike(shown[ranks[rank]])}\n{layers}"
-        for rank, (device, layers) in enumerate(device_labels(plan, profile, cluster))
-        if ranks[rank] in shown
-    }
+    labels = {}
+    for rank, (device, layers) in device_labels(plan, profile, cluster).items():
+        if len(layers) > LONGEST_LABEL:
+            layers = _in_a_line(plan.layers_of(plan.device_names[rank]), profile)
+        labels[rank] = f"{device}\n{layers}"
+    return labels
+
+
+def _in_a_line(layers: Sequence[int], profile: ModelProfile) -> str:
+    names = [profile.layers[layer].name for layer in layers]
+    ends = f"{names[0]} to {names[-1]}, {len(names)} layers"
+    numbers = describe_layers([f"layer {layer}" for layer in layers])
+    return ends if len(ends) <= LONGEST_LABEL else f"{numbers} of {profile.num_layers}"

@@ -80,6 +80,10 @@ def test_files_that_are_being_written_are_asked_for_again(run: RunFolder, server
     text = run.plan.read_text()
     run.plan.write_text("{")
     assert asked(server, "/live.json")[0] == asked(server, "/")[0] == 503
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.request("GET", "/")
+    assert connection.getresponse().getheader("Refresh") == "1"  # a browser asks again by itself
+    connection.close()
     run.plan.write_text(text)
     assert asked(server, "/live.json")[0] == 200
 

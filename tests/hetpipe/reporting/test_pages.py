@@ -18,7 +18,15 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan_file import plan_text, read_plan
 from run_folders import add_steps, made_up_run
-from small_case import HOST_CLUSTER, plan_of, small_plan, small_profile, with_states_on_the_host
+from small_case import (
+    CLUSTER_TOML,
+    HOST_CLUSTER,
+    many_alike,
+    plan_of,
+    small_plan,
+    small_profile,
+    with_states_on_the_host,
+)
 
 SVG = "http://www.w3.org/2000/svg"
 
@@ -129,6 +137,21 @@ def test_memory_of_a_host_has_a_row_of_its_own(run: RunFolder):
     assert (host["device"], host["usable"], host["peak"]) == ("a, memory of the host", 2000.0, None)
     assert [part for part, _, _ in host["parts"]] == ["state"]
     assert host["total"] == 2 * (400 - 40 + 200 + 200)  # of AdamW; 40 bytes of the embeddings are not trained
+
+
+def test_pipelines_alike_have_the_rows_of_one_where_there_are_many(run: RunFolder):
+    run.write(run.cluster, CLUSTER_TOML.replace('memory = "10 kB"', 'memory = "10 kB", count = 21'))
+    plan, _ = many_alike(20)
+    run.write(run.plan, plan_text(plan))
+    run.write(run.program, lower(plan, small_profile(), read_cluster(run.cluster)).text)
+    data = page_data(run)
+    (step,) = data["timelines"]
+    assert [name for name, _ in step["labels"]] == [
+        "a/0  fast, 19 alike", "b/0  slow (estimated), 19 alike", "a/20  fast", "b/20  slow (estimated)",
+    ]  # fmt: skip
+    assert {event[0] for event in step["events"]} == set(range(4))
+    assert len(step["idle"]) == 4
+    assert [each["device"] for each in data["memory"]] == ["a/0, 19 alike", "b/0, 19 alike", "a/20", "b/20"]
 
 
 def test_steps_of_another_plan_do_not_count_as_busy(run: RunFolder):

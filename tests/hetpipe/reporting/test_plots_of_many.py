@@ -1,23 +1,30 @@
 """Pictures of plans with many devices, sharded ones, and those that keep a part on hosts."""
 
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from cost_model.cluster import Cluster, Device, Node
 from cost_model.cluster_file import read_cluster
+from cost_model.profile import ModelProfile
 from hetpipe.reporting import colours, plots
 from hetpipe.reporting.memory_tables import memory_uses
 from hetpipe.reporting.plots import figure_of
-from hetpipe.simulation.prediction import simulate_plan
+from hetpipe.reporting.plots.picture import alternative_text
+from hetpipe.reporting.plots.style import legend_above
+from hetpipe.simulation.prediction import predict, simulate_plan
 from partition.estimates.plan_memory import memory_on
-from partition.plan import Pipeline, Plan, Stage
+from partition.plan import Plan
+from partition.solver import Outcome
 from small_case import (
     HOST_CLUSTER,
+    many_alike,
     plan_of,
     small_cluster,
     small_plan,
@@ -30,23 +37,6 @@ from small_case import (
 def bars(ax: Axes, colour: str) -> list[float]:
     """Widths of the bars of a colour."""
     return [bar.get_width() for bar in ax.patches if to_hex(bar.get_facecolor()).upper() == colour.upper()]
-
-
-def many_alike(count: int) -> tuple[Plan, Cluster]:
-    """As many pipelines of a fast and a slow device, and one of another cut, on two nodes."""
-    names = [(f"a/{index}", f"b/{index}") for index in range(count + 1)]
-    cuts = [3] * count + [2]
-    pipelines = tuple(
-        Pipeline(1, 4, (Stage((fast,), (0, cut), 2), Stage((slow,), (cut, 4), 1)))
-        for (fast, slow), cut in zip(names, cuts, strict=True)
-    )
-    nodes = tuple(
-        Node(node, tuple(Device(f"{node}/{index}", node, kind, 1e4) for index in range(count + 1)))
-        for node, kind in (("a", "fast"), ("b", "slow"))
-    )
-    return Plan("auto", "made-up", 4 * (count + 1), pipelines), Cluster(
-        "many", small_cluster().network, nodes
-    )
 
 
 def row_names(ax: Axes) -> list[str]:
@@ -119,3 +109,64 @@ def test_a_legend_names_what_is_drawn():
         assert expected in [text.get_text() for text in ax.get_legend().get_texts()], of.zero
     plenty = plots.memory(small_plan(), small_profile(), small_cluster(fast_bytes=2.0**33))
     assert "reserve" not in [text.get_text() for text in plenty.get_legend().get_texts()]
+
+
+def with_long_names() -> tuple[Plan, ModelProfile, Cluster]:
+    """The small case, its layers, nodes and kinds named as in some models and clusters."""
+    profile, rack = small_profile(), "rack-7.north.example.org"
+    kinds = {"fast": "NVIDIA-GeForce-RTX-2080-Ti-SUPER", "slow": "AMD-Instinct-MI250X"}
+    names = [f"transformer.encoder.layer.{index:02d}.attention_and_feed_forward" for index in range(4)]
+    layers = [replace(layer, name=name) for layer, name in zip(profile.layers, names, strict=True)]
+    layers[3] = replace(layers[3], tied_to=names[0])
+    nodes = tuple(
+        Node(name, (Device(f"{name}/0", name, kinds[kind], 1e4),))
+        for name, kind in ((f"gpu-01.{rack}", "fast"), (f"gpu-02.{rack}", "slow"))
+    )
+    plan = plan_of([(f"{nodes[0].name}/0", 0, 3, 2), (f"{nodes[1].name}/0", 3, 4, 1)], 4)
+    times = {name: profile.kinds[kind] for kind, name in kinds.items()}
+    named = replace(profile, layers=tuple(layers), kinds=times, links={})
+    cluster = Cluster("all that was left over from the projects " * 3, small_cluster().network, nodes)
+    return plan, named, cluster
+
+
+def test_long_names_leave_room_for_what_is_drawn():
+    plan, profile, cluster = with_long_names()
+    labels = plots.stage_labels(plan, profile, cluster)
+    title = plots.plan_title(replace(plan, model="organisation/model"), cluster, date(2026, 1, 2))
+    assert [label.splitlines()[1] for label in labels.values()] == ["layer 0-2 of 4", "layer 3 of 4"]
+    names = ["embeddings", "decoder-embeddings", "attention", "head"]
+    layers = [
+        replace(layer, name=name, tied_to=None, tied_bytes=0.0)
+        for layer, name in zip(profile.layers, names, strict=True)
+    ]
+    whole = plan_of([(plan.device_names[0], 0, 4, 1)], 4)
+    (label,) = plots.stage_labels(whole, replace(profile, layers=tuple(layers)), cluster).values()
+    assert label.splitlines()[1] == "embeddings to head, 4 layers"
+    for ax in (
+        plots.gantt(simulate_plan(plan, profile, cluster), labels=labels),
+        plots.memory(plan, profile, cluster),
+        plots.partition_bars([plan, plan], profile, cluster),
+    ):
+        figure = figure_of(plots.title(ax, title))
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        assert ax.get_position().width > 0.45
+        assert figure.get_tightbbox(canvas.get_renderer()).width < 1.15 * figure.get_size_inches()[0]
+        assert title in alternative_text(figure)
+
+
+def test_a_legend_has_as_many_columns_as_there_is_room_for():
+    ax = plots.new_axes()
+    legend_above(ax, [("red", f"NVIDIA-GeForce-RTX-{number}-Ti") for number in range(2060, 2067)])
+    short = plots.new_axes()
+    legend_above(short, [("red", f"a/{number}") for number in range(7)])
+    columns = [picture.get_legend()._ncols for picture in (ax, short)]
+    assert columns[0] < columns[1] == 7
+
+
+def test_of_hundreds_of_devices_not_each_has_its_name_below_a_column():
+    plan, cluster = many_alike(160)
+    figures = predict(plan, small_profile(), cluster).plan
+    ax = plots.memory_shares([Outcome("auto", figures)], cluster)
+    assert 20 < len(ax.get_xticks()) <= 40
+    assert len(ax.patches) == 322
