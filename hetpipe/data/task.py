@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -225,8 +225,9 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     references = None
     if isinstance(held_out, PairDataset) and has_sacrebleu():
         references = References.of(held_out, load_vocabulary(folder.vocabulary))
+    adapter = _adapter_of(spec, settings)
     return TrainingTask(
-        chain=replace(ChainModel.from_spec(spec), adapter=_adapter_of(spec, settings)),
+        chain=chain_of(spec) if adapter is None else replace(chain_of(spec), adapter=adapter),
         loss=partial(loss_sum, spec.task),
         batch=partial(as_tensors, samples),
         num_loss_tokens=samples.num_loss_tokens,
@@ -240,6 +241,19 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         figures=figures_of(spec.task, spec.labels, folder.held_out),
         references=references,
     )
+
+
+def chain_of(spec: ModelSpec) -> ChainModel:
+    """Return the chain of a model, the same each time where it does not come from a folder.
+
+    Raises: InputError as `ChainModel.from_spec`.
+    """
+    return ChainModel.from_spec(spec) if spec.folder is not None else _described(spec)
+
+
+@lru_cache(maxsize=8)
+def _described(spec: ModelSpec) -> ChainModel:
+    return ChainModel.from_spec(spec)
 
 
 def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -140,10 +140,15 @@ def model_spec(name: str, folder: str | Path | None = None) -> ModelSpec:
     known = model_entry(name)
     if known.folder is not None:
         return folder_spec(known.folder)
+    return _registered(name)
+
+
+@cache
+def _registered(name: str) -> ModelSpec:
     family_name, sizes = _SIZES[name]
     family = FAMILIES[family_name]
     config = {**family.fixed, **sizes}
-    return _spec(name, known.task, family, family.model, config, None)
+    return _spec(name, model_entry(name).task, family, family.model, config, None)
 
 
 def folder_spec(folder: ModelFolder) -> ModelSpec:

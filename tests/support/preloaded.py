@@ -13,7 +13,7 @@ MODULES = (
     "hetpipe.training.rank",
     "hetpipe.profiling.layer_profiler",
     *(f"transformers.models.{family}.modeling_{family}" for family in ("bert", "gpt2", "llama")),
-    "warm_kernels",  # numba, too
+    "warm_ranks",  # numba, too
     "hetpipe.reporting.pages.page_text",
     "hetpipe.reporting.run_tables",
     "peft",

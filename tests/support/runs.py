@@ -8,6 +8,7 @@ from cost_model.cluster import CPU, Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
+from hetpipe.data.task import chain_of
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.mixed_precision import lowered_dtype, weight_dtype
@@ -53,7 +54,7 @@ def emulated_cluster(folder: Path) -> Cluster:
 
 def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> ModelProfile:
     """The sizes of the model's parameters with times that are made up, all layers alike."""
-    return made_up_profile_of(ChainModel.from_spec(model_spec(model)), model, kind, layer_s)
+    return made_up_profile_of(chain_of(model_spec(model)), model, kind, layer_s)
 
 
 def made_up_profile_of(
