@@ -1,14 +1,22 @@
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from hetpipe.data.dataset import write_tokens
+from hetpipe.data.vocabulary import train_vocabulary
 from places import EXAMPLES, SUPPORT
 from preloaded import preload_for_all_tests
+from same_texts import split_once, trained_once
 from shell import Shell
 from turns import new_room, turn
+
+# NOTE: where this is set, each of the many processes that tests start compiles anew what it reads of hetpipe.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # NOTE: the server that forks ranks preloads the module of what they run, but in Python 3.11 it ignores the
 # sys.path of its parent: without this each rank of a main in these folders would load it by itself.
@@ -46,20 +54,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
-LONG_S, SHORT_PROOF_S = 3600.0, 1.0
+LONG_S, SHORT_PROOF_S, SHORT_MEASUREMENT_S = 3600.0, 1.0, 0.9
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _patience() -> Iterator[None]:
     """Tell of what lasts long in those tests alone that ask for it, however busy the machine is.
 
-    And prove for a second where a test does not say how long: a bound holds whenever its proof ends.
+    And prove and measure for a second where a test does not say how long: a bound holds whenever its proof
+    ends, and what is trained does not depend on what was measured.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetpipe.commands.output.LONG_S", LONG_S)
         patch.setattr("hetpipe.runtime.rank_watch.SILENCE_S", LONG_S)
         patch.setattr("hetpipe.runtime.rank_watch.START_SILENCE_S", LONG_S)
         patch.setattr("partition.bounds.best_bound.PROOF_S", SHORT_PROOF_S)
+        patch.setattr("hetpipe.training.own_planning.FOR_A_PLAN_S", SHORT_MEASUREMENT_S)
+        patch.setattr("hetpipe.training.own_planning.FOR_A_REPORT_S", SHORT_MEASUREMENT_S)
+        patch.setattr("hetpipe.data.task.train_vocabulary", trained_once(train_vocabulary))
+        patch.setattr("hetpipe.data.texts.write_tokens", split_once(write_tokens))
         yield
 
 

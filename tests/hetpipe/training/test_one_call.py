@@ -29,6 +29,7 @@ from partition.plan import Plan
 from runs import EMULATED_CLUSTER, chain_plan, cluster_file, emulated_cluster
 from trainers import Recorder, module, plain_losses, trainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:the times of")  # they are measured for a second
 BATCH = 8
 
 
@@ -80,7 +81,6 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the times of")  # of a busy machine
 def test_it_measures_plans_and_trains_once_through_the_data_as_torch_does(made, capsys):
     recorder, model = Recorder(), stack()
     trainer = made(model, optimizer=user_tasks.sgd, callbacks=[recorder])
@@ -109,7 +109,6 @@ def test_it_measures_plans_and_trains_once_through_the_data_as_torch_does(made, 
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the times of")
 def test_the_loss_of_held_out_samples_is_that_of_the_trained_model(made):
     recorder, model, held_out = Recorder(), stack(), samples(19)
     trainer = made(model, callbacks=[recorder], eval_data=held_out, eval_every=2, progress=False)
@@ -142,7 +141,6 @@ class Kill(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the times of")
 def test_a_run_that_loses_a_device_goes_on_and_its_losses_stay(made):
     whole, killed, kill = Recorder(), Recorder(), Kill(4)
     made(callbacks=[whole], progress=False).fit(6)
@@ -156,7 +154,6 @@ def test_a_run_that_loses_a_device_goes_on_and_its_losses_stay(made):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the times of")
 def test_lambdas_and_what_they_see_reach_the_ranks(made):
     scale, recorder = 0.5, Recorder()
     loss = lambda outputs, labels: scale * (outputs - labels).square().sum()  # noqa: E731
@@ -167,7 +164,6 @@ def test_lambdas_and_what_they_see_reach_the_ranks(made):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the times of")
 def test_a_model_of_transformers_is_saved_as_one(made, tmp_path):
     from transformers import GPT2LMHeadModel
 
