@@ -72,14 +72,11 @@ def test_losses_do_not_depend_on_the_plan(tmp_path):
     for name, plan, shared in (
         ("one", chain_plan(MODEL, WHOLE, 4), 0),
         ("even", chain_plan(MODEL, EVEN, 4), 1),
-        ("uneven", chain_plan(MODEL, UNEVEN, 1), 1),
-        ("interleaved", interleaved(MODEL), 1),
-        ("a shared device", shared_device(MODEL), None),
-    ):
+    ):  # others below, where they are resumed
         report, losses = run(tmp_path / name, plan, settings, profile)
         assert relative(losses, expected) < 2e-6, name
         assert report.owners_agree
-        assert shared is None or report.shared_parameters == shared, name
+        assert report.shared_parameters == shared, name
 
 
 @pytest.mark.slow
@@ -89,13 +86,13 @@ def test_gradients_of_the_first_step_equal_one_process_in_float64(tmp_path):
     profile = replace(made_up_profile(MODEL), dtype="float64")
     plans = {
         "one": chain_plan(MODEL, WHOLE, 16),
-        "short last microbatch": chain_plan(MODEL, EVEN, 3),
-        "recompute": chain_plan(MODEL, EVEN, 4, recompute=True),
-        "recompute by layer": chain_plan(MODEL, EVEN, 4, recompute=True, segment_layers=1),
+        "recompute, a short last microbatch": chain_plan(MODEL, EVEN, 3, recompute=True),
         "a shared device": shared_device(MODEL),
         "one device feeds three": unequal_widths(MODEL),
         "two cuts over two devices": two_cuts(MODEL),
-        "two stages in a row": interleaved(MODEL, (0, 0, 1, 0), recompute=True, segment_layers=1),
+        "two stages in a row, recompute by layer": interleaved(
+            MODEL, (0, 0, 1, 0), recompute=True, segment_layers=1
+        ),
     }
     gradients = {}
     for name, plan in plans.items():
@@ -146,11 +143,14 @@ def data_parallel(model: str) -> Plan:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "float64"])
 def test_reducing_to_an_owner_that_broadcasts_gives_the_same_gradients(tmp_path, dtype):
-    settings = Settings(MODEL, 3, dtype=dtype, save=True, clip_norm=1e30)
+    settings = Settings(MODEL, 2, dtype=dtype, save=True, clip_norm=1e30)
     profile = replace(made_up_profile(MODEL), dtype=dtype)
     plan = data_parallel(MODEL)
     _, expected = run(tmp_path / "one", chain_plan(MODEL, WHOLE, 16), settings, profile)
-    for name, cluster in (("ring", CPU_CLUSTER), ("tree", LATE_LINKS)):
+    links = {"ring": CPU_CLUSTER, "tree": LATE_LINKS}
+    if dtype == "float64":
+        del links["ring"]  # which test_parity.py has
+    for name, cluster in links.items():
         report, losses = run(tmp_path / name, plan, settings, profile, cluster)
         text = RunFolder(tmp_path / name / "run").program.read_text()
         assert text.count(" tree\n") == (3 if name == "tree" else 0)  # two cuts of layers, and tied weights
@@ -171,25 +171,33 @@ def test_causal_models_train_the_same_under_a_plan(tmp_path, model):
     assert relative(losses, expected) < 2e-6
 
 
+BEGUN = Settings(MODEL, 8, learning_rate=1e-3, save=False)
+
+
+@pytest.fixture(scope="module")
+def eight_steps(tmp_path_factory) -> list[float]:
+    return plain_losses(tmp_path_factory.mktemp("plain") / "run", BEGUN)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["chain", "shared device", "interleaved"])
-def test_a_run_resumes_under_another_plan(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("plan", "shared"),
+    [(chain_plan(MODEL, UNEVEN, 1), 1), (interleaved(MODEL), 1), (shared_device(MODEL), None)],
+    ids=["uneven", "interleaved", "shared device"],
+)
+def test_a_run_resumes_under_another_plan(tmp_path, eight_steps, plan, shared):
     profile = made_up_profile(MODEL)
-    straight = Settings(MODEL, 8, learning_rate=1e-3, save=False)
-    begun = {
-        "chain": chain_plan(MODEL, UNEVEN, 2),
-        "shared device": shared_device(MODEL),
-        "interleaved": interleaved(MODEL),
-    }[kind]
-    _, expected = run(tmp_path / "straight", begun, straight, profile)
-    first = replace(straight, steps=4, total_steps=8, save=True)
-    run(tmp_path / "two", begun, first, profile)
+    first = replace(BEGUN, steps=4, total_steps=8, save=True)
+    report, losses = run(tmp_path / "two", plan, first, profile)
+    assert relative(losses, eight_steps[:4]) < 2e-6
+    assert report.owners_agree
+    assert shared is None or report.shared_parameters == shared
     folder = RunFolder(tmp_path / "two" / "run")
     source = find_checkpoint("auto", folder, tmp_path, MODEL)
-    second = replace(straight, resume_from=str(source))
+    second = replace(BEGUN, resume_from=str(source))
     _, losses = run(tmp_path / "two", chain_plan(MODEL, EVEN, 4), second, profile)
     assert len(losses) == 8
-    assert relative(losses[4:], expected[4:]) < 1e-6
+    assert relative(losses[4:], eight_steps[4:]) < 3e-6
     assert [entry["step"] for entry in folder.read_metrics()] == list(range(1, 9))
 
 
