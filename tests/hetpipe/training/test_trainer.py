@@ -43,7 +43,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cuts", [(0, 5), (0, 1, 2, 5)])
+@pytest.mark.parametrize("cuts", [pytest.param((0, 5), marks=pytest.mark.exhaustive), (0, 1, 2, 5)])
 def test_a_module_trains_from_its_own_weights_as_torch_trains_it(tmp_path, cuts):
     copied = copy.deepcopy(module())
     expected = plain_losses(copied, adamw(copied), default_rate)
@@ -106,7 +106,14 @@ def test_a_module_of_transformers_trains_from_its_own_weights(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cuts", [(0, 7), (0, 1, 3, 7), (0, 2, 4, 5, 7), (0, 6, 7)])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        (0, 1, 3, 7),
+        (0, 2, 4, 5, 7),
+        *(pytest.param(cuts, marks=pytest.mark.exhaustive) for cuts in ((0, 7), (0, 6, 7))),
+    ],
+)
 def test_layers_in_place_or_twice_train_as_torch_trains_them(tmp_path, cuts):
     torch.manual_seed(3)
     model = user_tasks.build_usual().double()
@@ -235,6 +242,7 @@ def test_trained_weights_come_back_and_the_module_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the times of")  # they are measured for a second
 def test_a_profile_is_measured_where_none_is_given(tmp_path):
     report = trainer(tmp_path, model=user_tasks.build_plain, profile=None).fit(2)
     assert report.predicted_step_s > 0
