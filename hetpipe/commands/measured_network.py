@@ -53,8 +53,10 @@ def measured_text(leader: "Leader", usable: Cluster, cluster_file: Path, *, anew
     links = [NodeLink(link.nodes, link.slower) for link in found]
     text = with_links(read_text(cluster_file), links, str(cluster_file))
     sums = measure_sums(leader, dataclasses.replace(usable, links=tuple(links)), anew=anew)
-    if sums is not None and sums.is_far:
-        warn(f"measured {sums}")
-    elif sums is not None:
-        note([f"measured {sums}"])
+    if sums is not None:
+        told = f"{'known' if sums.was_kept else 'measured'} {sums}"
+        if sums.is_far:
+            warn(told)
+        else:
+            note([told])
     return text

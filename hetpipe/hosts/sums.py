@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,13 +37,14 @@ FAR = 1.2
 class HostSum:
     """The seconds of sums over the first devices of some nodes: measured, and by the links between them.
 
-    num_bytes: what each device gives, by size.
+    num_bytes: what each device gives, by size. was_kept: whether it is from the cache.
     """
 
     nodes: tuple[str, ...]
     num_bytes: tuple[int, ...]
     measured_s: tuple[float, ...]
     by_links_s: tuple[float, ...]
+    was_kept: bool = field(default=False, compare=False)
 
     @property
     def ratio(self) -> float:
@@ -96,12 +97,13 @@ def measure_sum(
     sizes = list(by_links)
     file = _file(devices, hosts, interface, sizes)
     seconds = None if anew else _kept(file)
-    if seconds is None or len(seconds) != len(sizes):
+    was_kept = seconds is not None and len(seconds) == len(sizes)
+    if seconds is None or not was_kept:
         seconds = tuple(ask(devices, sizes))
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({"format": FORMAT, "seconds": seconds}) + "\n")
     nodes = tuple(device.node for device in devices)
-    return HostSum(nodes, tuple(sizes), seconds, tuple(by_links.values()))
+    return HostSum(nodes, tuple(sizes), seconds, tuple(by_links.values()), was_kept)
 
 
 def seconds_of(data: object) -> list[float]:

@@ -1,21 +1,16 @@
 """Trained adapters out of a checkpoint: as a PEFT folder, or merged into the weights of their base."""
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from cost_model.errors import InputError
 from hetpipe.models.adapter_folder import write_adapter_folder
 from hetpipe.models.adapters import is_adapter, merged_weights, with_adapters
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.training import checkpoint
-from hetpipe.training.checkpoint_weights import fill, read_weights
+from hetpipe.training.checkpoint_weights import fill, read_weights, whole_or_nothing
 from hetpipe.training.frozen_base import base_hashes, check_base
 
 
@@ -28,7 +23,7 @@ def export_adapter(source: Path, target: Path, spec: ModelSpec, base: str) -> No
     """
     manifest = checkpoint.read_manifest(source)
     assert manifest.lora is not None
-    with _whole_or_nothing(target):
+    with whole_or_nothing(target):
         write_adapter_folder(target, with_adapters(spec, manifest.lora), _adapters(source), base)
 
 
@@ -48,22 +43,9 @@ def export_merged(source: Path, target: Path, spec: ModelSpec) -> None:
             parameters[name].copy_(value)
     model = spec.build_as_saved()
     fill(model, merged_weights(layers.model), source)
-    with _whole_or_nothing(target):
+    with whole_or_nothing(target):
         model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
 
 
 def _adapters(source: Path) -> dict[str, Tensor]:
     return {name: value for name, value in read_weights(source).items() if is_adapter(name)}
-
-
-@contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[None]:
-    made = not target.exists()
-    try:
-        yield
-    except BaseException as error:
-        if made:
-            shutil.rmtree(target, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError):
-            raise InputError(f"{target}: cannot be written ({error}); give another place") from error
-        raise

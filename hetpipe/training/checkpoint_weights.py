@@ -1,7 +1,9 @@
 """The weights of a checkpoint in a model: filled in, or saved as a Hugging Face folder."""
 
 import shutil
-from collections.abc import Collection, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -20,11 +22,26 @@ def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
     Raises: InputError if the checkpoint's names or shapes are not the model's.
     """
     load_weights(folder, model)
+    with whole_or_nothing(target):
+        model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
+
+
+@contextmanager
+def whole_or_nothing(target: Path) -> Iterator[None]:
+    """Save a model to a folder: nothing half-written is left; who may read its texts may read the weights.
+
+    safetensors makes files that their owner alone may read.
+
+    Raises: InputError if the folder cannot be written.
+    """
     made = not target.exists()
     try:
-        model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
+        yield
+        for text in sorted(target.glob("*config.json"))[:1]:
+            for weights in target.glob("*.safetensors"):
+                weights.chmod(stat.S_IMODE(text.stat().st_mode))
     except BaseException as error:
-        if made:  # nothing half-written
+        if made:
             shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError):
             raise InputError(f"{target}: cannot be written ({error}); give another place") from error

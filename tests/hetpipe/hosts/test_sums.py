@@ -49,7 +49,8 @@ def test_a_sum_is_measured_once_a_day_by_hosts_and_interface(monkeypatch: pytest
     first = measure_sum(made, hosts, "eth0", ask)
     assert first is not None and first.measured_s == pytest.approx((0.001, 0.002, 0.003, 0.004, 0.005))
     assert asked == [["a/0", "b/0", "c/0"]]
-    assert measure_sum(made, hosts, "eth0", ask) == first
+    again = measure_sum(made, hosts, "eth0", ask)
+    assert again == first and again.was_kept and not first.was_kept
     assert len(asked) == 1
     assert measure_sum(made, hosts, "eth0", ask, anew=True) == first
     assert len(asked) == 2

@@ -430,6 +430,8 @@ def test_exported_model_loads_in_transformers_and_is_equal(tmp_path, device):
     with torch.device(device):
         model = model_class(config)
     export_huggingface(folder, tmp_path / "exported", model)
+    modes = {path.stat().st_mode for path in (tmp_path / "exported").glob("*[sn]")}
+    assert len(modes) == 1  # safetensors would let the owner alone read the weights
 
     loaded, info = model_class.from_pretrained(tmp_path / "exported", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
