@@ -98,6 +98,14 @@ def test_the_wheel_says_what_it_is(wheel: Path):
     assert any(line.startswith("Keywords: ") for line in lines)
 
 
+def test_the_solver_of_linear_programmes_prints_nothing_by_itself():
+    """It would stand in the JSON of every verb that plans."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import highspy; highspy.Highs()"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout + done.stderr == ""
+
+
 def test_the_installed_wheel_runs_the_demo_from_an_empty_folder(environment: Path, tmp_path: Path):
     empty = tmp_path / "empty"
     empty.mkdir()
