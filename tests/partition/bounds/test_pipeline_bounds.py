@@ -61,7 +61,15 @@ def check_tight_case(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(4, 60, 4))]
+    "first",
+    [
+        0,
+        *(pytest.param(first, marks=pytest.mark.slow) for first in range(4, 28, 4)),
+        *(
+            pytest.param(first, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+            for first in range(28, 60, 4)
+        ),
+    ],
 )
 def test_no_plan_beats_the_bounds(first: int) -> None:
     for seed in range(first, first + 4):

@@ -105,6 +105,7 @@ def test_no_random_plan_that_shards_gradients_or_weights_beats_its_bound(shardin
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sharding", BY_LAYER)
 def test_nor_do_a_thousand_of_each(sharding: Sharding) -> None:
     for seed in range(1000, 1200):

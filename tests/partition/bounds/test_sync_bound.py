@@ -65,14 +65,14 @@ def check_sync_case(seed: int, num_plans: int = 25) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_no_plan_beats_the_bound_with_sums() -> None:
-    checked = [check_sync_case(seed) for seed in range(40)]
-    assert sum(plans for plans, _ in checked) > 700
-    assert sum(lifted for _, lifted in checked) >= 10
+    checked = [check_sync_case(seed) for seed in range(16)]
+    assert sum(plans for plans, _ in checked) > 280
+    assert sum(lifted for _, lifted in checked) >= 4
 
 
 def test_no_way_to_sum_beats_the_bound_with_sums() -> None:
     tried: Counter[Collective] = Counter()
-    for seed in range(20):
+    for seed in range(10):
         rng, problem = random.Random(seed), sync_case(seed)
         network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
         steps = []
@@ -89,7 +89,7 @@ def test_no_way_to_sum_beats_the_bound_with_sums() -> None:
                 steps.append(step_times(costs).step_s)
                 tried[collective] += any(1 < len(bucket.nodes) < len(bucket.ranks) for bucket in summed)
         assert max(bounds_s(problem, min(steps))) <= min(steps) * SLACK, seed
-    assert tried[Collective.HIERARCHICAL] >= 40
+    assert tried[Collective.HIERARCHICAL] >= 20
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def made(search: PipelineSearch, most: int) -> TimingCache:
 @pytest.mark.slow
 def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
     promised = 0
-    for seed in range(60):
+    for seed in range(25):
         problem = random_problem(seed)
         search = PipelineSearch(problem)
         found = search.starts()
@@ -71,7 +71,7 @@ def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
         for entry, count in enumerate(seen.classes.counts):
             assert entries.count(entry) <= count, seed
         promised += 1
-    assert promised > 20
+    assert promised > 8
 
 
 def test_pipelines_made_later_are_seen_too() -> None:
@@ -90,11 +90,11 @@ def test_pipelines_made_later_are_seen_too() -> None:
 @pytest.mark.slow
 def test_a_mixed_set_is_judged_as_it_is() -> None:
     mixed = 0
-    for search, worst in worst_starts(40):
+    for search, worst in worst_starts(16):
         for entry in search.recombined(worst, lambda _, seconds: 2 * seconds):
             assert entry.step_s == pytest.approx(2 * clock_s(search, entry))
             mixed += 1
-    assert mixed > 5
+    assert mixed > 2
 
 
 def test_a_pipeline_that_takes_more_devices_than_there_are_is_none() -> None:
