@@ -47,11 +47,19 @@ GRADIENTS = dataclasses.replace(SHARDED, zero=2)
 ROUNDED = dataclasses.replace(SHARDED, gradient_dtype="bf16")
 
 
+CHAIN = chain_plan("mine", [0, 1, 2, 3], 4)
+FIRST, LAST = user_tasks.spiky_task, user_tasks.overflowing_task
+OTHERS = [(TWO_PIPELINES, LAST), (SHARDED, FIRST), (ROUNDED, LAST), (GRADIENTS, FIRST)]
+CASES = [
+    *((CHAIN, task) for task in (FIRST, LAST)),
+    *((TWO_PIPELINES, FIRST), (SHARDED, LAST), (ROUNDED, FIRST), (GRADIENTS, LAST)),
+    # each by itself is among those before
+    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "plan", [chain_plan("mine", [0, 1, 2, 3], 4), TWO_PIPELINES, SHARDED, ROUNDED, GRADIENTS]
-)
-@pytest.mark.parametrize("task", [user_tasks.spiky_task, user_tasks.overflowing_task])
+@pytest.mark.parametrize(("plan", "task"), CASES)
 def test_an_overflow_at_one_stage_skips_the_step_everywhere_and_halves_the_scale(tmp_path, plan, task):
     """Of the second step: in the gradients of layer 0 alone, or where the last layer's are made."""
     folder = RunFolder(tmp_path / "run")
@@ -138,7 +146,7 @@ def test_sharded_gradients_in_16_bits_are_those_of_the_same_plan_without(tmp_pat
 
 
 @pytest.mark.slow
-def test_losses_are_near_those_of_float32_over_200_steps(tmp_path):
+def test_losses_are_near_those_of_float32_over_80_steps(tmp_path):
     layers = ChainModel.from_module(user_tasks.build_gpt2, user_tasks.gpt2_example(), name="mine")
     losses = {}
     for dtype in (FLOAT32, BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST):
@@ -154,10 +162,10 @@ def test_losses_are_near_those_of_float32_over_200_steps(tmp_path):
             folder=tmp_path / dtype,
             save=False,
         )
-        trainer.fit(200)
+        trainer.fit(80)
         losses[dtype] = torch.tensor([step["loss"] for step in RunFolder(tmp_path / dtype).read_metrics()])
     exact = losses[FLOAT32]
-    assert len(exact) == 200 and float(exact[-20:].mean()) < 0.5 * float(exact[0])  # it learns
+    assert len(exact) == 80 and float(exact[-20:].mean()) < 0.5 * float(exact[0])  # it learns
     for dtype, most in ((BFLOAT16_AUTOCAST, 0.02), (FLOAT16_AUTOCAST, 0.005)):
         apart = (losses[dtype] - exact).abs() / exact
         assert 0 < float(apart.max()) < most, (dtype, float(apart.max()))

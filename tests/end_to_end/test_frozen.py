@@ -153,10 +153,24 @@ CASES = {
         )
     },
 }  # fmt: skip
+SHARDED = (
+    "blocks, zero 2",
+    "trained ties, zero 2",
+    "a middle block, zero 3",
+    "tied replicas, zero 3",
+    "shared layer, zero 3",
+)
+"""Of what is frozen where gradients or weights are sharded; random models and plans are below."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if "zero" not in case or case in SHARDED else pytest.param(case, marks=pytest.mark.exhaustive)
+        for case in CASES
+    ],
+)
 def test_a_module_trains_where_it_is_not_frozen(tmp_path, case):
     kind, pattern, plan = CASES[case]
     torch.manual_seed(7)
@@ -250,7 +264,7 @@ def random_sharded_plan(rng: random.Random, chain: ChainModel, zero: int) -> Pla
 def test_random_parameters_are_frozen_under_random_plans(tmp_path, kind, zero):
     cluster = read_cluster(cluster_file(tmp_path))
     cases, chains = [], {}
-    for seed in range(10 if zero is None else 6):
+    for seed in range(6 if zero is None else 4):
         chain = chains[seed] = frozen_models.chain_of(kind, seed)
         profile, rng = profile_of(chain, kind), random.Random(seed)
         plan = random_plan(rng, chain) if zero is None else random_sharded_plan(rng, chain, zero)
@@ -319,7 +333,7 @@ def check_ran(program: Program, chain: ChainModel, events: Iterable[dict[str, An
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", frozen_models.BUILDERS)
 def test_split_equals_whole_with_random_parameters_frozen(kind):
-    for seed in range(7):
+    for seed in range(4):
         factory = partial(frozen_models.build_random, kind, seed)
         chain = frozen_models.chain_of(kind, seed)
         assert reached_of(chain) == unfrozen(factory()), seed

@@ -79,7 +79,14 @@ PLANS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "segments",
+        "two pipelines",  # one of them recomputes a stage
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("one device", "recompute")),
+    ],
+)
 def test_runs_with_weights_on_hosts_have_the_same_bits(tmp_path: Path, kind: str) -> None:
     made_up = profile()
     plan = PLANS[kind](made_up.num_layers)
@@ -155,7 +162,12 @@ def small_base(folder: Path, load_in: str | None, *, double: bool = False) -> Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("load_in", "double"), [(None, False), ("4bit", False), ("4bit", True), ("8bit", False)]
+    ("load_in", "double"),
+    [
+        ("4bit", True),
+        ("8bit", False),
+        *(pytest.param(load_in, False, marks=pytest.mark.exhaustive) for load_in in (None, "4bit")),
+    ],
 )
 def test_bases_in_4_and_8_bits_come_from_hosts_and_exports_are_equal(
     tmp_path: Path, capsys, monkeypatch, load_in: str | None, double: bool

@@ -61,7 +61,7 @@ def task_of(settings: TaskSettings, factory: object, bad: range = range(0)) -> T
                 x[row, 0] = 100.0
         return {"x": x}, torch.sin(x[:, :NUM_OUTPUTS])
 
-    chain = ChainModel.from_module(factory, torch.zeros(1, NUM_FEATURES), name=settings.model)
+    chain = ChainModel.from_module(factory, {"x": torch.zeros(1, NUM_FEATURES)}, name=settings.model)
     return TrainingTask(chain, squared_error, batch, num_loss_tokens=lambda count: count)
 
 
@@ -241,6 +241,35 @@ def task_with_failing_data(folder: RunFolder, settings: TaskSettings) -> Trainin
 
 def task_with_failing_model(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     return task_of(settings, build_failing, BAD_SAMPLES)
+
+
+class Residual(nn.Module):
+    """A block with dropout, of few operations: a compiler is soon done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(torch.tanh(self.linear(x)))
+
+
+class Residuals(nn.Module):
+    """Three blocks and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+        self.head = nn.Linear(NUM_FEATURES, NUM_OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def residual_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
+    return task_of(settings, Residuals)
 
 
 failing_tasks = {"ValueError": task_with_failing_data, "KeyError": task_with_failing_model}

@@ -46,9 +46,9 @@ def chats_file(path, count=120, seed=0):
     return path
 
 
-def texts_file(path):
+def texts_file(path, count=60):
     drawn = random.Random(1)
-    texts = [" ".join(drawn.choices(WORDS, k=drawn.choice((1, 4, 30, 200)))) for _ in range(60)]
+    texts = [" ".join(drawn.choices(WORDS, k=drawn.choice((1, 4, 30, 200)))) for _ in range(count)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
@@ -117,7 +117,7 @@ def test_a_packed_row_has_whole_samples_one_after_the_other(tmp_path):
 @pytest.mark.parametrize("make", [chats_file, texts_file])
 def test_a_packed_sample_has_the_loss_and_gradients_that_it_has_alone(tmp_path, make):
     """In float64, of a whole epoch: by rows, and by the samples of each row one by one."""
-    settings, packed, _ = prepared(tmp_path / "run", make(tmp_path / "data.jsonl"), "llama-tiny")
+    settings, packed, _ = prepared(tmp_path / "run", make(tmp_path / "data.jsonl", 16), "llama-tiny")
     torch.manual_seed(0)
     model = task_spec(settings).build().double()
     data = packed.batch(0, packed.num_samples)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import user_tasks
 from cost_model.cluster import CPU, Device
 from cost_model.errors import InputError
 from folders import tiny_model
@@ -16,9 +17,11 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.names import model_entry
 from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.compilers import check_compilers
-from runs import chain_plan, made_up_profile, run
+from hetpipe.training.run import train
+from runs import chain_plan, cluster_file, made_up_profile_of
 
 DROPOUT: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3},
@@ -167,11 +170,19 @@ def test_without_a_compiler_it_is_refused_in_one_line(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_a_run_compiles_before_its_first_step(tmp_path):
-    plan, settings = chain_plan("gpt2-tiny", [0, 6], 2, batch=3), Settings(steps=2, save=False)
-    profile = made_up_profile("gpt2-tiny")
-    _, plain = run(tmp_path / "plain", plan, settings, profile)
-    _, compiled = run(tmp_path / "compiled", plan, settings, replace(profile, compiled=True))
-    assert compiled == pytest.approx(plain, rel=1e-5)
+    """By torch's own compiler, for both sizes of microbatches; of few operations, each takes it seconds."""
+    example = {"x": torch.zeros(1, user_tasks.NUM_FEATURES)}
+    chain = ChainModel.from_module(user_tasks.Residuals, example, name="mine")
+    plan, cluster = chain_plan("mine", [0, chain.num_layers], 2, batch=3), cluster_file(tmp_path)
+    profile = made_up_profile_of(chain, "mine", sequence_length=1)
+    losses = []
+    for compiled in (False, True):
+        folder = RunFolder(tmp_path / f"compiled {compiled}")
+        train(
+            Settings(steps=2, save=False), cluster, replace(profile, compiled=compiled), plan, folder,
+            make_task=user_tasks.residual_task,
+        )  # fmt: skip
+        losses.append([entry["loss"] for entry in folder.read_metrics()])
+    assert len(losses[0]) == 2 and losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -40,9 +40,11 @@ def count_terms(labels):
 @pytest.mark.parametrize(
     ("plan", "frozen"),
     [
-        (chain_plan("mine", [0, 2, 8], 4), ()),
+        pytest.param(chain_plan("mine", [0, 2, 8], 4), (), marks=pytest.mark.exhaustive),  # as the next
         (chain_plan("mine", [0, 1, 6, 8], 4), ()),
-        (replica_plan("mine", 8, (4, 10), (3, 6), zero=2), ()),
+        pytest.param(  # below, with an encoder that is frozen
+            replica_plan("mine", 8, (4, 10), (3, 6), zero=2), (), marks=pytest.mark.exhaustive
+        ),
         (replica_plan("mine", 8, (4, 10), (3, 6), zero=3), ()),
         (chain_plan("mine", [0, 2, 6, 8], 4), ("encoder.block",)),
         (chain_plan("mine", [0, 2, 6, 8], 4), ("encoder.", "shared")),
