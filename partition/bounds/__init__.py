@@ -11,7 +11,9 @@ with few pipelines, beside the closed forms of card_bound. Then come what nodes 
 runs of layers do, node_samples, and are worth, node_values), and whole pipelines with the cards that they
 pass (card_columns, by pipeline_amounts, with the rows of card_rows): the price of a pipeline, from run_kernel
 on the arrays of run_tables, is found without ranges of paths, so that it serves large clusters without sums,
-too, before column_bound. card_columns_bound goes on with the case of plans of which least is known.
+too, before column_bound. Plans with a layer on one node only are asked for in home_parts, and what is on that
+node with all layers in whole_pipelines. card_columns_bound goes on with the case of plans of which least is
+known.
 
 For others:
     best_bound: best_bound, sharded_bound, offloaded_bound, fractional_bound_s, bound_space, Bound

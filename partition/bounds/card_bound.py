@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_model.cluster import Node
-from partition.bounds.sync_tables import card_s_per_byte, own_bytes, summed_bytes
+from partition.bounds.sync_tables import card_directions_s, device_s_per_byte, own_bytes, summed_bytes
 from partition.estimates.arrays import Floats
 from partition.estimates.stage_tables import ProblemTables
 
@@ -24,7 +24,8 @@ GRID = 400  # of bytes summed
 class NodeShape:
     """Equal nodes: how many, samples' work a second, seconds a byte on the card, whether the model fits.
 
-    classes: of its devices; width: how many devices it has.
+    classes: of its devices; width: how many devices it has. device_s_per_byte: for which a byte keeps all
+    that leads out of a device busy, at the least. directions_s: for which it keeps the card busy, out and in.
     """
 
     count: int
@@ -33,27 +34,48 @@ class NodeShape:
     holds_model: bool
     classes: tuple[int, ...]
     width: int
+    device_s_per_byte: float
+    directions_s: tuple[float, float]
 
 
 def lone_layer_bound_s(tables: ProblemTables) -> float:
     """Return seconds that no plan undercuts in which some layer is on one node only.
 
-    All pipelines have a stage on that node. Where none of them is there with all its layers, all samples pass
-    its card.
+    All pipelines have a stage on that node. Some have it at their end alone, and some at their beginning, so
+    that it has all layers; or all samples pass its card one way.
     """
-    boundaries = gradient_bytes(tables)[1:-1]
-    passing_s = np.inf
-    if len(boundaries):
-        each = min(shape.s_per_byte for shape in node_shapes(tables))
-        passing_s = tables.problem.global_batch_size * each * float(boundaries.min()) * (1 - SAFETY)
-    return min(passing_s, whole_pipeline_bound_s(tables))
+    return min(whole_pipeline_bound_s(tables), *(one_way_s(tables, each) for each in node_shapes(tables)))
+
+
+def one_way_s(tables: ProblemTables, shape: NodeShape) -> float:
+    """Return seconds that no plan undercuts in which all samples pass such a node's card the same way.
+
+    Every pipeline sends forward from there to another node, or every one from another node to it; backward
+    goes the other way. Messages forward begin behind a first layer's forward, and behind the last of them
+    come a last layer's forward and all backwards; messages backward begin behind all forwards and a backward
+    of the last layer, and one of the first layer comes behind them.
+    """
+    outputs, gradients = output_bytes(tables)[1:-1], gradient_bytes(tables)[1:-1]
+    if not len(outputs):
+        return np.inf
+    batch, (forward_s, backward_s) = tables.problem.global_batch_size, _least_passes_s(tables)
+    num_bytes = batch * float(outputs.min()), batch * float(gradients.min())
+    around_s = (
+        float(forward_s[0] + forward_s[-1] + backward_s.sum()),
+        float(forward_s.sum() + backward_s[-1] + backward_s[0]),
+    )
+    ways = [
+        max(each * pace + seconds for each, pace, seconds in zip(num_bytes, paces, around_s, strict=True))
+        for paces in (shape.directions_s, shape.directions_s[::-1])
+    ]
+    return min(ways) * (1 - SAFETY)
 
 
 def whole_pipeline_bound_s(tables: ProblemTables) -> float:
-    """Return seconds that no plan undercuts with a layer on one node only, where some pipeline is whole.
+    """Return seconds that no plan undercuts with a layer on a node only that has all layers.
 
-    So all others have a stage there, too, and none is whole elsewhere. The node has all layers: what others
-    have of it, it sums with them, and their samples pass its card beside these sums.
+    All pipelines have a stage there. What others have of the layers, it sums with them, and their samples
+    pass its card beside these sums.
     """
     batch = tables.problem.global_batch_size
     own, shares = own_bytes(tables.problem), work_shares(tables)
@@ -172,6 +194,17 @@ def _layer_s(tables: ProblemTables) -> Floats:
     return np.asarray(np.min(each, axis=0))
 
 
+def _least_passes_s(tables: ProblemTables) -> Floats:
+    """Return the least seconds of a microbatch's forward and backward of each layer: [pass, layer]."""
+    batch, sizes = tables.problem.global_batch_size, tables.problem.microbatch_sizes
+    layers, found = np.arange(tables.num_layers), []
+    for size in range(1, min(batch, max(sizes)) + 1):
+        made = tables.at(size)
+        passes_s = (made.forward_s, made.backward_s)
+        found.append([each[:, layers, layers + 1].min(axis=0) for each in passes_s])
+    return np.asarray(np.min(found, axis=0))
+
+
 def work_shares(tables: ProblemTables) -> Floats:
     """Return each layer's share of a sample's work: any make a bound, those of the times a good one."""
     mean = (np.array(tables.classes.counts)[:, None] / np.maximum(_layer_s(tables), 1e-300)).sum(axis=0)
@@ -188,7 +221,8 @@ def _rates(tables: ProblemTables) -> Floats:
 def device_shapes(tables: ProblemTables) -> list[NodeShape]:
     """Return the devices of each class as if each was a node, and had a card on which all is for nothing."""
     pairs = enumerate(zip(tables.classes.counts, _rates(tables), strict=True))
-    return [NodeShape(count, float(rate), 0.0, True, (index,), 1) for index, (count, rate) in pairs]
+    free = (0.0, (0.0, 0.0))
+    return [NodeShape(count, float(rate), 0.0, True, (index,), 1, *free) for index, (count, rate) in pairs]
 
 
 def node_shapes(tables: ProblemTables) -> list[NodeShape]:
@@ -207,10 +241,12 @@ def node_shapes(tables: ProblemTables) -> list[NodeShape]:
         NodeShape(
             len(nodes),
             float(sum(rates[classes[device.name]] for device in nodes[0].devices)),
-            card_s_per_byte(cluster, tables.network, nodes[0].devices),
+            max(card_directions_s(cluster, tables.network, nodes[0].devices)),
             sum(device.usable_bytes for device in nodes[0].devices) * (1 + SAFETY) >= states,
             tuple(sorted({classes[device.name] for device in nodes[0].devices})),
             len(nodes[0].devices),
+            device_s_per_byte(tables.problem, tables.network, nodes),
+            card_directions_s(cluster, tables.network, nodes[0].devices),
         )
         for nodes in alike.values()
     ]

@@ -2,8 +2,8 @@
 
 Its space is that of `node_bound`: all plans whose pipelines share no device and whose states are not sharded,
 however sums are made, and whenever they begin behind the last backward of their layer. Its cases: whether
-some layer is on one node only, the home of all pipelines, and whether some pipeline is on home with all
-layers.
+some layer is on one node only, the home of all pipelines, and then whether all pass home's card the same way.
+If not, some end at home and some begin there, or are whole there, and home has all layers.
 
 In a step T all pipelines together keep these rows, each with a price that is not negative:
 
@@ -15,13 +15,20 @@ In a step T all pipelines together keep these rows, each with a price that is no
                 of (2 - f) * bytes is no more than 2 * the bytes of the model
     pipelines   where there is a home no more than it has devices; of slow cards one more node at the most has
                 layers for itself (`node_bound`), and none that is faster: the fastest of them is home
-    elsewhere   where a pipeline is on home with all layers home sums U bytes of them with others: all that
-                they have. So its card has T seconds less f * U, and of each sample no more than U is
-                elsewhere. Asked for all U, and for parts of what U may be until each is proven
+    elsewhere   where home has all layers it sums U bytes of them with others: all that they have. So its card
+                has T seconds less f * U, and no pipeline has more than U elsewhere
+
+Pipelines that are on home with all layers are in no linear programme: `whole_pipelines` has the most samples
+that they do on so many devices of home, in whole pipelines, while home sums U bytes at the least. The others
+do the rest of the batch, with the devices that are left to them, and no more pipelines than these. That is
+asked for all numbers of devices and all U, and for parts of them until each is proven (`home_parts`). Where
+all pass home the same way plans of one pipeline are asked for apart, which sum nothing, and of several, which
+sum all that any device holds: also out of it over the links inside its node.
 
 The sums of a node are shared by its runs: each run of m devices of the node's g counts m / g of what its
-layers move. The layers of a node cost no less so, since each is in runs of g devices at the most and, by the
-prices taken, costs something: price of cards * f + price of sums * (2 - f) >= 0.
+layers move, or more where pipelines are few (`run_tables.shares_of_sums`). The layers of a node cost no less
+so, since runs that have one count no more than once for it and, by the prices taken, it costs something:
+price of cards * f + price of sums * (2 - f) >= 0.
 
 If no pipeline does more samples for its price than the batch asks for of the value of all rows, no plan does
 the batch in T (Farley, Operations Research, 1990). The least price of a pipeline for at least so many
@@ -30,8 +37,9 @@ samples comes from `run_kernel`, which knows of a pipeline in T:
 ahead       the forwards in front of a run, on the devices that the pipeline has
 tail        when the last backward comes back to the end of a run on v, none of the sums of its layers has
             begun: each waits for the backward of its layer on v. So f times their bytes pass v's card then,
-            and beside them the run's backwards and the tail in front of it. All devices behind the run have
-            ended by then
+            and home's where it has all layers; all of them leave the run's devices where
+            there are several pipelines; and beside them the run's backwards and the tail in front of it. All
+            devices behind the run have ended by then
 arrived     when a stage ends its last forward, no more microbatches wait for their backward there than memory
             takes at once: of all others it has done the backward, too. From there that microbatch goes on to
             the end and back, and then comes the tail of each run that it passes
@@ -47,18 +55,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partition.bounds.card_bound import SAFETY, NodeShape, device_shapes, node_shapes
-from partition.bounds.card_rows import CardRows, Column, Given, Run, Summed
+from partition.bounds.card_bound import SAFETY, NodeShape, device_shapes, node_shapes, one_way_s
+from partition.bounds.card_rows import CardRows, Column, Given, Run
+from partition.bounds.home_parts import HomePart, first_parts
 from partition.bounds.pipeline_amounts import PipelineAmounts, all_amounts
 from partition.bounds.run_tables import RunKind, RunTables
 from partition.bounds.sync_tables import ring_bytes
+from partition.bounds.whole_pipelines import WholePipelines
 from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.estimates.arrays import Floats
 from partition.estimates.layer_bytes import between
 from partition.estimates.stage_tables import ProblemTables
 
 BUCKETS, LATE = 32, 8  # of a step, for the paths of pipelines, and for when their last microbatch arrives
-MOST_PARTS = 24  # of what home may sum, that are looked at in a step
+MOST_PARTS = 32  # of the plans with a home, that are looked at in a step
 ROUNDS, TOGETHER = 40, 8  # of prices, and of pipelines that stand against them before others are made
 SMOOTH = 0.3  # of the prices before
 
@@ -69,7 +79,7 @@ class CardColumns:
 
     home: the shape of a node that alone has some layer, so that all pipelines pass it; no faster node has
     such layers. That node is the last of `shapes`. None where every layer is on two nodes or more. whole:
-    whether some pipeline is on that node alone; if not, none is.
+    whether some pipeline ends on that node and some begins there, or is there alone; if not, none is.
     cards: whether nodes and their cards count; else each device is a node by itself, that sends for nothing.
     """
 
@@ -85,64 +95,84 @@ class CardColumns:
     _rows: CardRows = field(init=False)
     _runs: RunTables = field(init=False)
     _given: dict[object, Given] = field(default_factory=dict)
+    _wholes: dict[bool, WholePipelines] = field(default_factory=dict)
+    _one_way_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         problem = self.tables.problem
         self.shapes = node_shapes(self.tables) if self.cards else device_shapes(self.tables)
+        home_s_per_byte = 0.0
         if self.home is not None:
             home = self.shapes[self.home]
             self.shapes[self.home] = replace(home, count=home.count - 1)
             self.shapes = [*(shape for shape in self.shapes if shape.count), replace(home, count=1)]
+            home_s_per_byte = home.s_per_byte if self.whole else 0.0
         own = ring_bytes(problem, self.tables.network)
         self.own = own if self.cards else np.zeros_like(own)
         self._rows = CardRows(self.tables, self.shapes, self.own, self.home is not None, self.whole)
-        self._runs = RunTables(self.tables, self.shapes, self.own, self.cards)
+        self._runs = RunTables(self.tables, self.shapes, self.own, self.cards, home_s_per_byte)
+        if self.home is not None:
+            self._one_way_s = [one_way_s(self.tables, shape) for shape in self.shapes]
+        if self.whole:
+            kinds = [RunKind(len(self.shapes) - 1, True, several=several) for several in (False, True)]
+            self._wholes = {kind.several: WholePipelines(self._runs, kind) for kind in kinds}
 
     def rules_out(self, step_s: float, end_s: float = math.inf) -> bool:
         """Return whether no pipelines do the batch in a step. end_s: on the clock of CPU seconds.
 
-        Where home has the whole model that is asked for all that it may sum, and then for parts of it, until
-        each part is proven (branch and bound).
+        Where all pass a home that is asked for all plans, and then for parts of them, until each part is
+        proven (branch and bound).
         """
         step_s *= 1 + SAFETY
-        if self.home is not None and not self.whole and step_s < self._rows.passing_s(self.shapes[-1]):
+        width, batch = self.shapes[-1].width, self.tables.problem.global_batch_size
+        if self.home is not None and not self.whole and step_s < self._one_way_s[-1]:
             return True
-        self._kinds = list(self._kinds_of(step_s))
-        parts = [(Summed(0.0, 1.0 if self.whole else 0.0), list(all_amounts(self.tables.problem)))]
+        if self.whole:
+            if self._wholes[False].most_samples(step_s)[width] >= batch:
+                return False
+            if width == 1:
+                return True
+        ends = float(self.own[0] + self.own[-1]) / max(float(self.own.sum()), 1e-300)
+        firsts = first_parts(width, whole=self.whole, ends=ends)
+        parts = [(part, list(all_amounts(self.tables.problem))) for part in firsts]
         for _ in range(MOST_PARTS):
-            summed, waiting = parts.pop()
-            proven, waiting = self._proven(summed, step_s, waiting, end_s)
+            part, waiting = parts.pop()
+            proven, waiting = self._proven(part, step_s, waiting, end_s)
             if not proven:
-                if not self.whole or not self.own.any() or time.process_time() >= end_s:
+                smaller = part.parts(sums=bool(self.own.any())) if self.home is not None else ()
+                if not smaller or time.process_time() >= end_s:
                     return False
-                parts += [(part, list(waiting)) for part in summed.parts()]
+                parts += [(one, list(waiting)) for one in smaller]
             if not parts:
                 return True
         return False
 
     def _proven(
-        self, summed: Summed, step_s: float, waiting: list[PipelineAmounts], end_s: float
+        self, part: HomePart, step_s: float, waiting: list[PipelineAmounts], end_s: float
     ) -> tuple[bool, list[PipelineAmounts]]:
         """Return whether no pipelines do the batch, and the amounts as they are best asked next."""
-        home_s = summed.least * float(self.own.sum()) * self.shapes[-1].s_per_byte
+        home_s = part.least * float(self.own.sum()) * self.shapes[-1].s_per_byte
         if self.whole and step_s < home_s:
             return True, waiting
         self._given.clear()
-        limits, batch = self._rows.limits(summed, step_s), self.tables.problem.global_batch_size
+        self._kinds = list(self._kinds_of(step_s, part))
+        limits, done = self._rows.limits(part, step_s), np.zeros(1)
+        if self.whole:
+            done = self._wholes[True].most_samples(step_s, sums_s=home_s)
         prices = self._first_prices(limits) if self.prices is None else self.prices
         columns = self.found.setdefault(tuple(self._kinds), [])
         for turn in range(ROUNDS):
-            master = self._master(summed, columns, limits, step_s) if turn or self.whole else None
+            master = self._master(part, columns, limits, done, step_s) if turn or self.whole else None
             if master is not None:
-                if master.samples >= batch:
+                if master.samples >= self.tables.problem.global_batch_size - done[part.first]:
                     break
                 fresh = master.prices / max(float(master.prices @ limits), 1e-300)
                 old = prices / max(float(prices @ limits), 1e-300)
                 prices = SMOOTH * old + (1 - SMOOTH) * fresh
-            value = self._rows.value(summed, prices, limits)
-            if value <= 0:
+            ratio = self._rows.ratio(part, prices, limits, done)
+            if not 0 < ratio < math.inf:
                 break
-            blocking, waiting = self._blocking(summed, (prices, value), step_s, waiting, end_s)
+            blocking, waiting = self._blocking(part, (prices, ratio), step_s, waiting, end_s)
             if time.process_time() >= end_s:
                 break
             if not blocking:
@@ -152,20 +182,23 @@ class CardColumns:
         self.prices = prices
         return False, waiting
 
-    def _kinds_of(self, step_s: float) -> Iterator[RunKind]:
-        """Yield the nodes in a step; none has a layer for itself where its card does not take the batch."""
+    def _kinds_of(self, step_s: float, part: HomePart) -> Iterator[RunKind]:
+        """Yield the nodes in a step; none has a layer for itself where its card does not take the batch.
+
+        A single pipeline has each layer on one node, so that all of its nodes have some.
+        """
         *others, home = range(len(self.shapes))
         if self.home is None:
             others.append(home)
-        for index in others:
+        for index in others if not part.single else []:
             yield RunKind(index)
         if self.home is None:
             return
         for index in others if not self.whole else []:
             shape = self.shapes[index]
-            if step_s >= self._rows.passing_s(shape) and shape.rate <= self.shapes[home].rate:
-                yield RunKind(index, lone=True, scarce=self._rows.slow(shape, step_s))
-        yield RunKind(home, lone=True)
+            if step_s >= self._one_way_s[index] and shape.rate <= self.shapes[home].rate:
+                yield RunKind(index, True, self._rows.slow(shape, step_s), part.several)
+        yield RunKind(home, lone=True, several=part.several)
 
     def _first_prices(self, limits: Floats) -> Floats:
         """Return prices of devices by their speed, and none of others."""
@@ -174,10 +207,10 @@ class CardColumns:
         return prices
 
     def _master(
-        self, summed: Summed, columns: Sequence[Column], limits: Floats, step_s: float
+        self, part: HomePart, columns: Sequence[Column], limits: Floats, done: Floats, step_s: float
     ) -> MasterProblem | None:
         """Solve the linear programme over the pipelines that were found within a step; None without any."""
-        given = self._given_for(summed, next(all_amounts(self.tables.problem)))
+        given = self._given_for(part, next(all_amounts(self.tables.problem)))
         known = [
             column
             for column in columns
@@ -186,14 +219,18 @@ class CardColumns:
         ]
         if not known:
             return None
-        rows = [self._rows.taken(column, self._kinds, given).tolist() for column in known]
-        return solve_master(
-            rows, [column.samples for column in known], self._rows.left(summed, limits).tolist()
-        )
+        rows = [self._rows.taken(column, self._kinds, given, part).tolist() for column in known]
+        samples, left = [column.samples for column in known], self._rows.left(part, limits).tolist()
+        if self.whole:  # one number of devices of home, or parts of several
+            more, beside = self._rows.whole_devices(part, done)
+            rows = [[*row, 0.0] for row in rows] + [[*row, 1.0] for row in more]
+            samples, left = samples + beside, [*left, 1.0]
+        found = solve_master(rows, samples, left)
+        return replace(found, prices=found.prices[: len(limits)])
 
     def _blocking(
         self,
-        summed: Summed,
+        part: HomePart,
         priced: tuple[Floats, float],
         step_s: float,
         waiting: list[PipelineAmounts],
@@ -201,18 +238,17 @@ class CardColumns:
     ) -> tuple[list[Column], list[PipelineAmounts]]:
         """Return pipelines that do too much for their price, and the amounts as they are best asked next.
 
-        priced: the prices of the rows, and what all there is of them is worth.
+        priced: the prices of the rows, and the least of a sample.
         """
-        prices, value = priced
+        prices, ratio = priced[0], priced[1] * (1 + SAFETY)
         each = float(prices[2 * len(self.shapes) + 1]) if self.home is not None else 0.0
-        ratio = value / self.tables.problem.global_batch_size * (1 + SAFETY)
         found: list[Column] = []
         order, passed, turn = list(waiting), [], 0
         while turn < len(order) and len(found) < TOGETHER and time.process_time() < end_s:
             amounts = order[turn]
             turn += 1
-            given = self._given_for(summed, amounts)
-            answer = self._asked(given, prices, amounts, step_s, amounts.last * ratio - each)
+            given = self._given_for(part, amounts)
+            answer = self._asked(part, given, prices, amounts, step_s, amounts.last * ratio - each)
             if answer is None:
                 passed.append(amounts)
                 continue
@@ -240,7 +276,13 @@ class CardColumns:
         return np.array(rows)
 
     def _asked(
-        self, given: Given, prices: Floats, amounts: PipelineAmounts, step_s: float, limit: float
+        self,
+        part: HomePart,
+        given: Given,
+        prices: Floats,
+        amounts: PipelineAmounts,
+        step_s: float,
+        limit: float,
     ) -> tuple[float, Column] | None:
         """Return the least price of a pipeline below a limit, and that pipeline; None where there is none."""
         from partition.bounds.run_kernel import least_price  # loads a compiler
@@ -254,10 +296,12 @@ class CardColumns:
             runs_s[0] += amounts.first * prices[-1] * given.elsewhere
         price, found = least_price(
             kinds,
+            self._rows.shares(part)[[kind.shape for kind in self._kinds]],
             shares,
             self._runs.needed(self._kinds, amounts),
             given.ways,
             given.sums_s,
+            given.inside_s,
             runs_s,
             given.open_runs,
             given.links_s,
@@ -271,7 +315,7 @@ class CardColumns:
             runs.append(Run(start, stop, kind, devices, float(shares[dear, share]), 2.0 * dear))
         return price, Column(tuple(runs), amounts.first, step_s)
 
-    def _given_for(self, summed: Summed, amounts: PipelineAmounts) -> Given:
+    def _given_for(self, part: HomePart, amounts: PipelineAmounts) -> Given:
         """Return what all amounts have in common that end so."""
         key = (amounts.size, amounts.least, amounts.most)
         if key not in self._given:
@@ -282,10 +326,10 @@ class CardColumns:
             elsewhere = np.stack([share * (kind.shape != len(self.shapes) - 1) for kind in kinds])
             if self.home is not None:
                 open_runs[:, 0, num_layers] = False
-                open_runs[-1, 0, num_layers] = self.whole
             if self.whole:
-                open_runs &= elsewhere <= summed.most * (1 + SAFETY)
+                open_runs &= elsewhere <= part.most * (1 + SAFETY)
                 runs_s[1:, -1] = 0.0  # home sums what others have, too
             ways, links_s = runs.ways(kinds, amounts), runs.links_s(amounts)
-            self._given[key] = Given(ways, runs.sums_s(kinds), runs_s, open_runs, links_s, elsewhere / batch)
+            sums_s, inside_s = runs.sums_s(kinds), runs.inside_s(kinds)
+            self._given[key] = Given(ways, sums_s, inside_s, runs_s, open_runs, links_s, elsewhere / batch)
         return self._given[key]

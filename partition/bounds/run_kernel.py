@@ -10,7 +10,13 @@ EXACT = 1 - 1e-6  # of seconds that are needed, for rounding, in single precisio
 
 @compiled
 def needed_s(
-    ways: Floats, stages_s: Floats, arrivals_s: Floats, sums_s: Singles, width: int, widest: int
+    ways: Floats,
+    stages_s: Floats,
+    arrivals_s: Floats,
+    sums_s: Singles,
+    inside_s: Singles,
+    width: int,
+    widest: int,
 ) -> Singles:
     """Return the least seconds of runs for some samples: [what, devices, start, stop].
 
@@ -23,17 +29,23 @@ def needed_s(
 
     what: 0, the run's forwards in front of a stage, its work, and the run's backwards of the stages in front
     of it; then for each row of sums, forwards, work, and these backwards or the sums of the run up to the
-    stage that its last backward leaves over, whichever takes longer; last, from the first forward of the run
-    to the end of the last one.
+    stage that its last backward leaves over, or its own ones out of its device, whichever takes longest;
+    last, from the first forward of the run to the end of the last one.
 
     ways: of the layers in front of each place: last backward at the most, forward, backward, optimizer,
     forward of the last microbatch. stages_s: of stages, from a first forward to a last backward; arrivals_s:
-    to the end of the last forward. sums_s: by [row, start, stop]. widest: devices that there is room for.
+    to the end of the last forward. sums_s: by [row, start, stop]. inside_s: in which the gradients of layers
+    leave a device, by [start, stop]. widest: devices that there is room for.
     """
     last, forward, backward, optimizer, ending = ways
     num_layers, rows = len(last) - 1, len(sums_s)
     need = np.full((rows + 2, widest + 1, num_layers + 1, num_layers + 1), np.inf, np.float32)
     own_s = np.zeros(rows + 1)
+    out_s = np.zeros((num_layers + 1, num_layers + 1))  # what is left of a stage's own sums
+    for start in range(num_layers):
+        for stop in range(start + 1, num_layers + 1):
+            beyond_s = inside_s[start, stop] - (last[stop - 1] - last[start])
+            out_s[start, stop] = max(out_s[start, stop - 1], beyond_s)
     for start in range(num_layers):
         for stop in range(start + 1, num_layers + 1):
             # the last stage begins at each place, or alone where there is one device
@@ -46,7 +58,7 @@ def needed_s(
                 own_s[0] = (ahead_s + work_s + back_s) * EXACT
                 behind_s = last[stop - 1] - last[place]
                 for row in range(rows):
-                    left_s = max(back_s, sums_s[row, start, stop] - behind_s)
+                    left_s = max(back_s, sums_s[row, start, stop] - behind_s, out_s[place, stop])
                     own_s[row + 1] = (ahead_s + work_s + left_s) * EXACT
                 arrives_s = (ahead_s + arrivals_s[place, stop]) * EXACT
                 if place == start:
@@ -67,10 +79,12 @@ def needed_s(
 @compiled
 def least_price(
     kinds: Floats,
+    parts: Floats,
     shares: Floats,
     need: Singles,
     ways: Floats,
     sums_s: Singles,
+    inside_s: Singles,
     runs_s: Floats,
     open_runs: Bools,
     links_s: Floats,
@@ -90,20 +104,22 @@ def least_price(
                     least that may come behind it
 
     kinds: by [kind, what], price of a device, of a second of the card, of a second of sums, devices of a
-    node, and whether it is the node that all pipelines pass. shares: by [least and most, which], how many
-    times its bytes a run's sums move. need: `needed_s` by [kind, ...]. ways: by [kind, what, place], of the
-    layers in front of a place, forward, backward, forward of the last microbatch. sums_s: by
-    [kind, share, start, stop], at the least. runs_s: by [what, kind, start, stop], the price of the samples
-    of a run, and seconds on the card of its bytes that others sum, too, and of those that it may have for
-    itself. open_runs: those that a kind may have. links_s: of a message in front of each layer, forward,
-    backward, forward of the last microbatch; and from there to the end of the model and back, at the least.
+    node, and whether it is the node that all pipelines pass. parts: of its sums that a run pays for, by
+    [kind, devices], rising. shares: by [least and most, which], how many times its bytes a run's sums move.
+    need: `needed_s` by [kind, ...]. ways: by [kind, what, place], of the layers in front of a place,
+    forward, backward, forward of the last microbatch. sums_s: by [kind, share, start, stop], at the least;
+    inside_s: in which gradients leave a single device, by [kind, start, stop]. runs_s: by
+    [what, kind, start, stop], the price of the samples of a run, and seconds on the card of its bytes that
+    others sum, too, and of those that it may have for itself. open_runs: those that a kind may have. links_s:
+    of a message in front of each layer, forward, backward, forward of the last microbatch; and from there to
+    the end of the model and back, at the least.
     limits: (step, price, buckets, buckets of `arrived`, whether there is a node that all pass).
     Runs come back by [start, stop, kind, devices, share] from the last one on.
     """
     num_layers = ways.shape[2] - 1
     step_s, limit, buckets, late = limits[0], limits[1], int(limits[2]), int(limits[3])
     first_flag = 0 if limits[4] > 0 else 1
-    behind, fewest = _least_behind(kinds, shares, need, runs_s, open_runs, step_s)
+    behind, fewest = _least_behind(kinds, parts, shares, need, runs_s, open_runs, step_s)
     each_flag = late * (buckets + 1)
     path = np.full((num_layers + 1, 3 * each_flag, 4), np.inf)  # price, ahead, tail, arrived
     came = np.full((num_layers + 1, 3 * each_flag, 5), -1)  # start, state, kind, devices, share
@@ -125,7 +141,7 @@ def least_price(
                     if share > 0 and sums <= card:
                         break  # more sums only cost more
                     moved = shares[1 if sums > card else 0, share]
-                    paid, free = (card * moved + sums * (2 - moved)) / width, 2 * min(card, sums) / width
+                    paid, free = card * moved + sums * (2 - moved), 2 * min(card, sums)
                     for stop in range(start + 1, num_layers + 1):
                         if not open_runs[kind, start, stop]:
                             continue
@@ -139,7 +155,7 @@ def least_price(
                         onward_s = arrived_s + (ending[stop] - ending[start]) * EXACT
                         most = min(int(width), stop - start)
                         for devices in range(fewest[kind, share, start, stop], most + 1):
-                            total = base + devices * (each + bytes_s)
+                            total = base + devices * each + parts[kind, devices] * bytes_s
                             if total >= limit:
                                 break
                             if (
@@ -148,9 +164,10 @@ def least_price(
                             ):
                                 continue
                             there_s = max(onward_s, ahead_s + need[kind, arrives, devices, start, stop])
-                            if (there_s + links_s[3, stop] + back_s) * EXACT > step_s:
+                            tail_after_s = max(back_s, inside_s[kind, start, stop] / devices)
+                            if (there_s + links_s[3, stop] + tail_after_s) * EXACT > step_s:
                                 continue
-                            reached_s, gone_s, here_s = on_s, back_s, there_s
+                            reached_s, gone_s, here_s = on_s, tail_after_s, there_s
                             if stop < num_layers:
                                 reached_s += links_s[0, stop]
                                 gone_s += links_s[1, stop]
@@ -168,7 +185,7 @@ def least_price(
                             label[1] = min(label[1], reached_s)
                             label[2] = min(label[2], gone_s)
                             label[3] = min(label[3], here_s)
-                            if there_s <= onward_s:
+                            if there_s <= onward_s and tail_after_s == back_s:
                                 break  # more devices only cost more
     best = each_flag + int(path[num_layers, each_flag:, 0].argmin())
     least_found = path[num_layers, best, 0]
@@ -182,7 +199,13 @@ def least_price(
 
 @compiled
 def _least_behind(
-    kinds: Floats, shares: Floats, need: Singles, runs_s: Floats, open_runs: Bools, step_s: float
+    kinds: Floats,
+    parts: Floats,
+    shares: Floats,
+    need: Singles,
+    runs_s: Floats,
+    open_runs: Bools,
+    step_s: float,
 ) -> tuple[Floats, Places]:
     """Return the least price from each layer on, by [whether the node that all pass is in front, layer].
 
@@ -197,7 +220,7 @@ def _least_behind(
             each, card, sums, width, passed = kinds[kind]
             for share in range(num_shares if sums > card else 1):
                 moved = shares[1 if sums > card else 0, share]
-                paid, free = (card * moved + sums * (2 - moved)) / width, 2 * min(card, sums) / width
+                paid, free = card * moved + sums * (2 - moved), 2 * min(card, sums)
                 for stop in range(start + 1, num_layers + 1):
                     if not open_runs[kind, start, stop]:
                         continue
@@ -213,7 +236,7 @@ def _least_behind(
                         continue
                     fewest[kind, share, start, stop] = found
                     bytes_s = paid * runs_s[1, kind, start, stop] + free * runs_s[2, kind, start, stop]
-                    price = runs_s[0, kind, start, stop] + found * (each + bytes_s)
+                    price = runs_s[0, kind, start, stop] + found * each + parts[kind, found] * bytes_s
                     behind[1, start] = min(behind[1, start], price + behind[1, stop])
                     other = behind[1, stop] if passed > 0 else behind[0, stop]
                     behind[0, start] = min(behind[0, start], price + other)

@@ -21,11 +21,28 @@ LEAST_MOVED, MOST_MOVED = 1.0, 2.0  # times its bytes that a layer's sums leave 
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """Nodes of a shape; lone: those that may have layers for themselves; scarce: of which there are few."""
+    """Nodes of a shape; lone: those that may have layers for themselves; scarce: of which there are few.
+
+    several: where all plans have two pipelines or more, so that each device sums all that it holds.
+    """
 
     shape: int
     lone: bool = False
     scarce: bool = False
+    several: bool = False
+
+
+def shares_of_sums(width: int, most_pipelines: int, widest: int) -> Floats:
+    """Return what runs of a node count of the sums of their layers, by devices from 0 to the widest node.
+
+    No layer is counted more than once by the runs of so many pipelines, which take no more than the node has:
+    each counts its share of the devices; or, of few pipelines, of these, and more where it leaves no device
+    to some of them.
+    """
+    devices = np.arange(widest + 1)
+    if 2 * most_pipelines <= width:
+        return np.maximum(1, most_pipelines - width + devices) / most_pipelines
+    return devices / width
 
 
 @dataclass(slots=True)
@@ -33,16 +50,19 @@ class RunTables:
     """Owns what `run_kernel.least_price` is given beside prices and limits.
 
     own: bytes of each layer that count as `sync_tables.ring_bytes`. cards: whether nodes and their cards
-    count; else each device is a node by itself, that sends for nothing.
+    count; else each device is a node by itself, that sends for nothing. home_s_per_byte: of a card that all
+    sums between nodes pass, too.
     """
 
     tables: ProblemTables
     shapes: Sequence[NodeShape]
     own: Floats
     cards: bool = True
+    home_s_per_byte: float = 0.0
     _times: dict[tuple[int, int, int, int], LayerTimes] = field(default_factory=dict)
     _needed: "OrderedDict[object, Singles]" = field(default_factory=OrderedDict)
     _num_bytes: int = 0
+    _kept_sums: dict[RunKind, tuple[Singles, Singles]] = field(default_factory=dict)
 
     @property
     def shares(self) -> Floats:
@@ -56,8 +76,16 @@ class RunTables:
         """Return the least seconds of the sums of runs on the card, by [kind, share, start, stop]."""
         summed, moved = np.maximum(summed_bytes(self.tables.problem), 0.0), self.shares[0]
         num_bytes = np.maximum(summed, moved[:, None, None] * between(self.own))
-        paces = np.array([0.0 if kind.lone else self.shapes[kind.shape].s_per_byte for kind in kinds])
-        return np.asarray(paces[:, None, None, None] * num_bytes, dtype=np.float32)
+        lone = np.array([kind.lone for kind in kinds])[:, None, None, None]
+        paces = np.array([self.shapes[kind.shape].s_per_byte for kind in kinds])[:, None, None, None]
+        seconds = np.maximum(paces * num_bytes, self.home_s_per_byte * summed)
+        return np.asarray(np.where(lone, 0.0, seconds), dtype=np.float32)
+
+    def inside_s(self, kinds: Sequence[RunKind]) -> Singles:
+        """Return the least seconds in which the gradients of layers leave a device: [kind, start, stop]."""
+        summed = np.maximum(summed_bytes(self.tables.problem), 0.0)
+        paces = [self.shapes[kind.shape].device_s_per_byte * (kind.lone and kind.several) for kind in kinds]
+        return np.asarray(np.array(paces)[:, None, None] * summed, dtype=np.float32)
 
     def runs_s(self, kinds: Sequence[RunKind]) -> Floats:
         """Return seconds on the card of runs, by [what, kind, start, stop].
@@ -97,31 +125,31 @@ class RunTables:
         if found is not None:
             self._needed.move_to_end(key)
             return found
-        sums_s, widest = self.sums_s(kinds), max(shape.width for shape in self.shapes)
-        found = np.stack(
-            [
-                self._needed_by(kind.shape, amounts, each_s, widest)
-                for kind, each_s in zip(kinds, sums_s, strict=True)
-            ]
-        )
+        found = np.stack([self.needed_by(kind, amounts) for kind in kinds])
         self._num_bytes += found.nbytes
         while self._needed and self._num_bytes > MOST_BYTES:
             self._num_bytes -= self._needed.popitem(last=False)[1].nbytes
         self._needed[key] = found
         return found
 
-    def _needed_by(self, shape: int, amounts: PipelineAmounts, sums_s: Singles, widest: int) -> Singles:
+    def needed_by(self, kind: RunKind, amounts: PipelineAmounts) -> Singles:
+        """Return the same of one kind; it is not kept."""
         from partition.bounds.run_kernel import needed_s  # loads a compiler
 
-        times = self.times(shape, amounts)
+        if kind not in self._kept_sums:
+            self._kept_sums[kind] = self.sums_s([kind])[0], self.inside_s([kind])[0]
+        sums_s, inside_s = self._kept_sums[kind]
+        times = self.times(kind.shape, amounts)
         last, _, _, forward, backward, optimizer = times.rows
         ways = np.array([last, forward, backward, optimizer, times.ends_s[0]])
         stages_s = times.stages_s(amounts.first, amounts.size)
         arrivals_s = times.arrivals_s(amounts.first, amounts.size)
-        different = sums_s if sums_s.any() else sums_s[:0]  # else they are all as without sums
-        found: Singles = needed_s(ways, stages_s, arrivals_s, different, self.shapes[shape].width, widest)
-        if len(different) < len(sums_s):
-            found = np.concatenate([found[:1].repeat(len(sums_s) + 1, axis=0), found[1:]])
+        different = sums_s if sums_s.any() else sums_s[: int(inside_s.any())]  # else all rows are the same
+        width, widest = self.shapes[kind.shape].width, max(shape.width for shape in self.shapes)
+        found: Singles = needed_s(ways, stages_s, arrivals_s, different, inside_s, width, widest)
+        if (rows := len(different)) < len(sums_s):
+            same = found[rows : rows + 1].repeat(len(sums_s) - rows, axis=0)
+            found = np.concatenate([found[: rows + 1], same, found[rows + 1 :]])
         return found
 
     def times(self, shape: int, amounts: PipelineAmounts) -> LayerTimes:

@@ -5,7 +5,7 @@ its last backward there (docs/bounds.md has the proof). Beside these sums the ba
 layers and of the stages before it go on: whichever takes longer counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -187,6 +187,31 @@ def card_directions_s(cluster: Cluster, network: Network, devices: tuple[Device,
             links = (known.route(source.name, to.name).link for known in (network, network.as_in_file))
             least[place] = min(least[place], *map(_least_s_per_byte, links))
     return (least[0], least[1]) if max(least) < np.inf else (0.0, 0.0)
+
+
+def device_s_per_byte(problem: Problem, network: Network, nodes: Sequence[Node]) -> float:
+    """Return the least seconds for which a byte of sums keeps a device busy, all its links side by side.
+
+    Each device has a channel to every other one of its node, and the card, either way. 0 where all-reduces
+    were measured, which may be faster than these.
+    """
+    if problem.profile.all_reduces or network.sums_inside:
+        return 0.0
+    found = [np.inf]
+    for node in {(node.interconnect, tuple(d.kind for d in node.devices)): node for node in nodes}.values():
+        card_s = min(card_directions_s(problem.cluster, network, node.devices))
+        for device in node.devices:
+            others = (other for other in node.devices if other is not device)
+            rates = [1 / min(_inside_s_per_byte(network, device, other)) for other in others]
+            rates += [1 / card_s] if card_s > 0 else []
+            found.append(1 / sum(rates) if rates else 0.0)
+    return min(found)
+
+
+def _inside_s_per_byte(network: Network, one: Device, other: Device) -> tuple[float, float]:
+    """Return the least seconds a byte of messages between two devices, either way."""
+    there, back = network.route(one.name, other.name).link, network.route(other.name, one.name).link
+    return _least_s_per_byte(there), _least_s_per_byte(back)
 
 
 def _ends(cluster: Cluster, names: set[str]) -> Iterator[tuple[Device, Device]]:

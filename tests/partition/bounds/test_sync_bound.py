@@ -1,8 +1,11 @@
 """Bounds that count sums of gradients: by hand, and below every random plan as the simulator has it."""
 
+import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -22,14 +25,18 @@ from partition.bounds.best_bound import Bound, fractional_bound_s, pipeline_boun
 from partition.bounds.card_bound import (
     lone_layer_bound_s,
     node_shapes,
+    one_way_s,
     summed_layers_bound_s,
     whole_pipeline_bound_s,
 )
 from partition.bounds.card_columns import CardColumns
+from partition.bounds.home_parts import HomePart, first_parts
 from partition.bounds.node_bound import NodeBound
 from partition.bounds.node_samples import layer_times
 from partition.bounds.pipeline_amounts import PipelineAmounts
-from partition.bounds.sync_tables import summed_bytes
+from partition.bounds.run_tables import RunKind, RunTables, shares_of_sums
+from partition.bounds.sync_tables import own_bytes, summed_bytes
+from partition.bounds.whole_pipelines import WholePipelines
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
 from partition.local_search.pipeline_search import PipelineSearch
@@ -134,8 +141,13 @@ def case_of(plan: Plan, problem: Problem) -> str:
     ]
     if min(map(len, nodes)) > 1:
         return "summed"
-    inside = [len({node_of[stage.device] for stage in one.stages}) == 1 for one in plan.pipelines]
-    return "whole" if any(inside) else "spanning"
+    chains = [[node_of[stage.device] for stage in pipeline.stages] for pipeline in plan.pipelines]
+    for name in {name for names in nodes if len(names) == 1 for name in names}:
+        leaves = [any(one == name != other for one, other in pairwise(chain)) for chain in chains]
+        comes = [any(one != name == other for one, other in pairwise(chain)) for chain in chains]
+        if not (all(leaves) or all(comes)):
+            return "whole"
+    return "spanning"
 
 
 def check_cards(seed: int, num_plans: int) -> Counter[str]:
@@ -163,7 +175,7 @@ def check_cards(seed: int, num_plans: int) -> Counter[str]:
     }
     known_s = {
         "summed": summed_layers_bound_s(tables, 1e-3, 1e4),
-        "spanning": lone_s,
+        "spanning": min(one_way_s(tables, shape) for shape in nodes_bound.shapes),
         "whole": max(lone_s, whole_pipeline_bound_s(tables)),
     }
     for case, (step_s, _) in least.items():
@@ -294,6 +306,101 @@ def test_devices_behind_a_node_have_ended_before_its_sums_begin() -> None:
     ]
     plan = Plan("manual", "two layers", 8, tuple(Pipeline(1, 4, one) for one in stages))
     assert evaluator(problem.profile, problem.cluster)(plan).step_s >= 7.5
+
+
+def test_messages_of_the_whole_batch_one_way_begin_and_end_inside_the_step_by_hand() -> None:
+    problem = one_after_the_other()
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    # 8 messages of 0.5 s behind a forward of 0.5 s; then the last sample's forward and two backwards
+    assert one_way_s(tables, node_shapes(tables)[0]) == pytest.approx(0.5 + 4 + 0.5 + 2 * 0.5, rel=1e-5)
+    slower_back = replace(node_shapes(tables)[0], directions_s=(1e-6, 2e-6))
+    # backward two forwards and a backward, messages of 1 s, a backward; that is more than forward so
+    assert one_way_s(tables, slower_back) == pytest.approx(2 * 0.5 + 0.5 + 8 + 0.5, rel=1e-5)
+    alone = two_nodes(3.0)
+    assert one_way_s(ProblemTables(alone, equal_devices(alone.cluster).merged()), slower_back) == math.inf
+
+
+def test_whole_pipelines_take_devices_from_the_others_by_hand() -> None:
+    problem = one_after_the_other()
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    # a pipeline is on c with both layers. Both devices of c do 4 samples each in 8 s. Or one of them does, in
+    # 2 s a sample, and the other is in a single pipeline with a or b, which sum 2 MB with c in 2 s: these
+    # begin 0.5 s before the end of the whole one at the earliest, which so does 3 samples in 7.5 s, and the
+    # other pipeline, c first, 4 of them in 0.5 + 0.5 + 4 + 2 s. Without a whole one c sums all 4 MB beside
+    # messages of 4 s
+    home = next(at for at, shape in enumerate(node_shapes(tables)) if shape.width == 2)
+    columns = CardColumns(tables, home, whole=True)
+    assert columns.rules_out(7.9) and not columns.rules_out(8.01)
+    alone = tuple(Pipeline(1, 4, (Stage((f"c/{at}",), (0, 2), 1),)) for at in range(2))
+    step_s = evaluator(problem.profile, problem.cluster)(Plan("manual", "two layers", 8, alone)).step_s
+    assert step_s == pytest.approx(8.0, rel=1e-4)
+
+
+def test_what_whole_pipelines_do_beside_sums_by_hand() -> None:
+    problem = two_nodes(3.0, 2)
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    runs = RunTables(tables, node_shapes(tables), own_bytes(problem))
+    pipelines = WholePipelines(runs, RunKind(0, lone=True))
+    # a device takes 2 s a sample, two in a pipeline 0.5 + N + 0.5 s
+    assert list(pipelines.most_samples(6.5)) == [0, 3, 6]
+    # beside the last backward of the first layer sums go on: 2 N - 0.5 + 1 or 1.5 s; those of the pipeline of
+    # two devices are longer in no case than what is left when its last forward ends, after 0.5 + 2.5 s
+    assert list(pipelines.most_samples(6.5, sums_s=1.0)) == [0, 3, 6]
+    assert list(pipelines.most_samples(6.5, sums_s=1.5)) == [0, 2, 5]
+
+
+def test_several_pipelines_sum_all_that_their_devices_hold_by_hand() -> None:
+    # two layers of F and B 0.5 s a sample and 8 MB, nodes of two devices, 1 MB/s inside of them and between
+    layers = tuple(LayerProfile(f"layer {at}", 8e6, 1.0, 1e6) for at in range(2))
+    kinds = {"kind": KindProfile("measured", (1,), (LayerTimes((0.5,), (0.5,)),) * 2)}
+    nodes = tuple(
+        Node(name, tuple(Device(f"{name}/{at}", name, "kind", 1e9) for at in range(2)), Link(0.0, 1e6))
+        for name in "ab"
+    )
+    profile = ModelProfile("two layers", 8, "float32", layers, kinds)
+    problem = Problem(profile, Cluster("two nodes", Link(0.0, 1e6), nodes), 8, (1,))
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    # none is on one node: a single pipeline takes 0.5 + 8 + 0.5 s, two of them 0.5 + 4 s and then 8 MB leave
+    # each device in 4 s over two links
+    columns = CardColumns(tables, 0)
+    assert columns.rules_out(8.4) and not columns.rules_out(9.05)
+    stages = [(Stage((f"a/{at}",), (0, 1), 2), Stage((f"b/{at}",), (1, 2), 1)) for at in range(2)]
+    plan = Plan("manual", "two layers", 8, tuple(Pipeline(1, 4, one) for one in stages))
+    assert evaluator(problem.profile, problem.cluster)(plan).step_s >= 8.5
+
+
+def all_runs(devices: int, most: int) -> Iterator[list[int]]:
+    """Devices of each of at most so many runs that take no more than all devices."""
+    yield []
+    for first in range(1, devices + 1) if most else []:
+        for others in all_runs(devices - first, most - 1):
+            yield [first, *others]
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 9])
+def test_runs_count_no_layer_twice(width: int, most: int) -> None:
+    shares = shares_of_sums(width, most, 8)
+    counted = [sum(shares[devices] for devices in runs) for runs in all_runs(width, most)]
+    assert max(counted) == pytest.approx(1.0)
+    assert (shares[1:] >= shares[:-1]).all() and (most > 1 or shares[1] == 1)
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_parts_of_plans_with_a_home_are_all_of_them(sums: bool) -> None:
+    waiting, asked = first_parts(8, whole=True, ends=0.25), dict.fromkeys(range(8), 0.0)
+    while waiting:
+        part = waiting.pop()
+        smaller = part.parts(sums=sums)
+        waiting += smaller
+        if not smaller:
+            assert part.first == part.last
+            asked[part.first] += part.most - part.least
+    assert asked == {0: 0.75, **dict.fromkeys(range(1, 8), 1.0)}
+    single, several = first_parts(8, whole=False)[0].parts(sums=sums)
+    assert single.most_pipelines(8) == 1 and several.most_pipelines(8) == 8
+    assert single.parts(sums=sums) == several.parts(sums=sums) == ()
+    assert HomePart(whole=True, first=3, last=3).most_pipelines(8) == 5
 
 
 def test_the_last_forward_of_a_stage_waits_for_backwards_where_memory_is_tight() -> None:
