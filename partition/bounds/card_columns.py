@@ -36,10 +36,11 @@ samples comes from `run_kernel`, which knows of a pipeline in T:
 
 ahead       the forwards in front of a run, on the devices that the pipeline has
 tail        when the last backward comes back to the end of a run on v, none of the sums of its layers has
-            begun: each waits for the backward of its layer on v. So f times their bytes pass v's card then,
-            and home's where it has all layers; all of them leave the run's devices where
-            there are several pipelines; and beside them the run's backwards and the tail in front of it. All
-            devices behind the run have ended by then
+            begun: each waits for the backward of its layer on v, and in every other pipeline, which has that
+            layer, too. So when it begins at the end of the model, all that home sums is still to come. f
+            times their bytes pass v's card, and home's where it has all layers; all of them leave the run's
+            devices where there are several pipelines; and beside them come the run's backwards and the tail
+            in front of it. All devices behind the run have ended by then
 arrived     when a stage ends its last forward, no more microbatches wait for their backward there than memory
             takes at once: of all others it has done the backward, too. From there that microbatch goes on to
             the end and back, and then comes the tail of each run that it passes
@@ -151,18 +152,19 @@ class CardColumns:
         self, part: HomePart, step_s: float, waiting: list[PipelineAmounts], end_s: float
     ) -> tuple[bool, list[PipelineAmounts]]:
         """Return whether no pipelines do the batch, and the amounts as they are best asked next."""
-        home_s = part.least * float(self.own.sum()) * self.shapes[-1].s_per_byte
-        if self.whole and step_s < home_s:
+        left_s = part.least * float(self.own.sum()) * self.shapes[-1].s_per_byte  # of home's sums
+        if step_s < left_s:
             return True, waiting
         self._given.clear()
         self._kinds = list(self._kinds_of(step_s, part))
         limits, done = self._rows.limits(part, step_s), np.zeros(1)
         if self.whole:
-            done = self._wholes[True].most_samples(step_s, sums_s=home_s)
+            done = self._wholes[True].most_samples(step_s, sums_s=left_s)
         prices = self._first_prices(limits) if self.prices is None else self.prices
         columns = self.found.setdefault(tuple(self._kinds), [])
         for turn in range(ROUNDS):
-            master = self._master(part, columns, limits, done, step_s) if turn or self.whole else None
+            known = (limits, done), (step_s, left_s)
+            master = self._master(part, columns, *known) if turn or columns else None
             if master is not None:
                 if master.samples >= self.tables.problem.global_batch_size - done[part.first]:
                     break
@@ -172,7 +174,7 @@ class CardColumns:
             ratio = self._rows.ratio(part, prices, limits, done)
             if not 0 < ratio < math.inf:
                 break
-            blocking, waiting = self._blocking(part, (prices, ratio), step_s, waiting, end_s)
+            blocking, waiting = self._blocking(part, (prices, ratio), (step_s, left_s), waiting, end_s)
             if time.process_time() >= end_s:
                 break
             if not blocking:
@@ -207,38 +209,48 @@ class CardColumns:
         return prices
 
     def _master(
-        self, part: HomePart, columns: Sequence[Column], limits: Floats, done: Floats, step_s: float
+        self,
+        part: HomePart,
+        columns: Sequence[Column],
+        rows: tuple[Floats, Floats],
+        within_s: tuple[float, float],
     ) -> MasterProblem | None:
-        """Solve the linear programme over the pipelines that were found within a step; None without any."""
+        """Solve the linear programme over the pipelines that were found within a step; None without any.
+
+        rows: what there is of each, and samples of whole pipelines. within_s: as `_blocking` has it.
+        """
+        (limits, done), (step_s, left_s) = rows, within_s
         given = self._given_for(part, next(all_amounts(self.tables.problem)))
         known = [
             column
             for column in columns
             if column.step_s <= step_s
+            and column.left_s >= left_s
             and all(given.open_runs[run.kind, run.start, run.stop] for run in column.runs)
         ]
         if not known:
             return None
-        rows = [self._rows.taken(column, self._kinds, given, part).tolist() for column in known]
+        taken = [self._rows.taken(column, self._kinds, given, part).tolist() for column in known]
         samples, left = [column.samples for column in known], self._rows.left(part, limits).tolist()
         if self.whole:  # one number of devices of home, or parts of several
             more, beside = self._rows.whole_devices(part, done)
-            rows = [[*row, 0.0] for row in rows] + [[*row, 1.0] for row in more]
+            taken = [[*row, 0.0] for row in taken] + [[*row, 1.0] for row in more]
             samples, left = samples + beside, [*left, 1.0]
-        found = solve_master(rows, samples, left)
+        found = solve_master(taken, samples, left)
         return replace(found, prices=found.prices[: len(limits)])
 
     def _blocking(
         self,
         part: HomePart,
         priced: tuple[Floats, float],
-        step_s: float,
+        within_s: tuple[float, float],
         waiting: list[PipelineAmounts],
         end_s: float,
     ) -> tuple[list[Column], list[PipelineAmounts]]:
         """Return pipelines that do too much for their price, and the amounts as they are best asked next.
 
-        priced: the prices of the rows, and the least of a sample.
+        priced: the prices of the rows, and the least of a sample. within_s: the step, and what is left of
+        sums behind a pipeline's last backward of the last layer.
         """
         prices, ratio = priced[0], priced[1] * (1 + SAFETY)
         each = float(prices[2 * len(self.shapes) + 1]) if self.home is not None else 0.0
@@ -248,7 +260,7 @@ class CardColumns:
             amounts = order[turn]
             turn += 1
             given = self._given_for(part, amounts)
-            answer = self._asked(part, given, prices, amounts, step_s, amounts.last * ratio - each)
+            answer = self._asked(part, given, prices, amounts, (*within_s, amounts.last * ratio - each))
             if answer is None:
                 passed.append(amounts)
                 continue
@@ -281,12 +293,15 @@ class CardColumns:
         given: Given,
         prices: Floats,
         amounts: PipelineAmounts,
-        step_s: float,
-        limit: float,
+        limits: tuple[float, float, float],
     ) -> tuple[float, Column] | None:
-        """Return the least price of a pipeline below a limit, and that pipeline; None where there is none."""
+        """Return the least price of a pipeline below a limit, and that pipeline; None where there is none.
+
+        limits: as `_blocking` has them, and of the price.
+        """
         from partition.bounds.run_kernel import least_price  # loads a compiler
 
+        step_s, left_s, limit = limits
         if limit <= 0:
             return None
         kinds, shares = self._priced(prices), self._runs.shares
@@ -299,13 +314,14 @@ class CardColumns:
             self._rows.shares(part)[[kind.shape for kind in self._kinds]],
             shares,
             self._runs.needed(self._kinds, amounts),
+            self._runs.late_s(self._kinds, amounts, left_s),
             given.ways,
             given.sums_s,
             given.inside_s,
             runs_s,
             given.open_runs,
             given.links_s,
-            np.array([step_s, limit, BUCKETS, LATE, float(self.home is not None)]),
+            np.array([step_s, limit, BUCKETS, LATE, float(self.home is not None), left_s]),
         )
         if price >= limit:
             return None
@@ -313,7 +329,7 @@ class CardColumns:
         for start, stop, kind, devices, share in found.tolist():
             dear = int(kinds[kind, 2] > kinds[kind, 1])
             runs.append(Run(start, stop, kind, devices, float(shares[dear, share]), 2.0 * dear))
-        return price, Column(tuple(runs), amounts.first, step_s)
+        return price, Column(tuple(runs), amounts.first, step_s, left_s)
 
     def _given_for(self, part: HomePart, amounts: PipelineAmounts) -> Given:
         """Return what all amounts have in common that end so."""

@@ -77,11 +77,38 @@ def needed_s(
 
 
 @compiled
+def late_s(ways: Floats, stages_s: Floats, need: Singles, width: int, left_s: float) -> Singles:
+    """Return the least seconds of runs up to the last layer, with sums to come behind it: [devices, start].
+
+    As `needed_s`, whose runs without sums are given. Behind the last backward of the last layer come those of
+    the other layers of its stage, and beside them left_s of sums.
+    """
+    last, forward, backward, optimizer = ways
+    stop = len(last) - 1
+    late = np.full((need.shape[0], stop + 1), np.inf, np.float32)
+    for start in range(stop):
+        for place in range(stop - 1 if width > 1 else start, start - 1, -1):
+            work_s = stages_s[place, stop] + optimizer[stop] - optimizer[place]
+            if work_s == np.inf:
+                break  # a longer stage does not fit either
+            beside_s = max(backward[place] - backward[start], left_s - (last[stop - 1] - last[place]))
+            own_s = (forward[place] - forward[start] + work_s + beside_s) * EXACT
+            if place == start:
+                late[1, start] = own_s
+                continue
+            for devices in range(2, min(width, stop - start) + 1):
+                both_s = max(own_s, need[devices - 1, start, place])
+                late[devices, start] = min(late[devices, start], both_s)
+    return late
+
+
+@compiled
 def least_price(
     kinds: Floats,
     parts: Floats,
     shares: Floats,
     need: Singles,
+    late: Singles,
     ways: Floats,
     sums_s: Singles,
     inside_s: Singles,
@@ -106,21 +133,23 @@ def least_price(
     kinds: by [kind, what], price of a device, of a second of the card, of a second of sums, devices of a
     node, and whether it is the node that all pipelines pass. parts: of its sums that a run pays for, by
     [kind, devices], rising. shares: by [least and most, which], how many times its bytes a run's sums move.
-    need: `needed_s` by [kind, ...]. ways: by [kind, what, place], of the layers in front of a place,
-    forward, backward, forward of the last microbatch. sums_s: by [kind, share, start, stop], at the least;
-    inside_s: in which gradients leave a single device, by [kind, start, stop]. runs_s: by
+    need, late: `needed_s` and `late_s` by [kind, ...]. ways: by [kind, what, place], of the layers in front
+    of a place, forward, backward, forward of the last microbatch. sums_s: by [kind, share, start, stop], at
+    the least; inside_s: in which gradients leave a single device, by [kind, start, stop]. runs_s: by
     [what, kind, start, stop], the price of the samples of a run, and seconds on the card of its bytes that
     others sum, too, and of those that it may have for itself. open_runs: those that a kind may have. links_s:
     of a message in front of each layer, forward, backward, forward of the last microbatch; and from there to
     the end of the model and back, at the least.
-    limits: (step, price, buckets, buckets of `arrived`, whether there is a node that all pass).
+    limits: (step, price, buckets, buckets of `arrived`, whether there is a node that all pass, seconds of
+    sums behind the last backward of the last layer).
     Runs come back by [start, stop, kind, devices, share] from the last one on.
     """
     num_layers = ways.shape[2] - 1
-    step_s, limit, buckets, late = limits[0], limits[1], int(limits[2]), int(limits[3])
+    step_s, limit, buckets, late_buckets = limits[0], limits[1], int(limits[2]), int(limits[3])
+    left_s = limits[5]
     first_flag = 0 if limits[4] > 0 else 1
     behind, fewest = _least_behind(kinds, parts, shares, need, runs_s, open_runs, step_s)
-    each_flag = late * (buckets + 1)
+    each_flag = late_buckets * (buckets + 1)
     path = np.full((num_layers + 1, 3 * each_flag, 4), np.inf)  # price, ahead, tail, arrived
     came = np.full((num_layers + 1, 3 * each_flag, 5), -1)  # start, state, kind, devices, share
     path[0, first_flag * each_flag] = 0.0
@@ -152,6 +181,8 @@ def least_price(
                         on_s = ahead_s + forward[stop] - forward[start]
                         back_s = tail_s + backward[stop] - backward[start]
                         back_s = max(back_s, sums_s[kind, share, start, stop])
+                        if stop == num_layers:
+                            back_s = max(back_s, left_s)
                         onward_s = arrived_s + (ending[stop] - ending[start]) * EXACT
                         most = min(int(width), stop - start)
                         for devices in range(fewest[kind, share, start, stop], most + 1):
@@ -162,6 +193,8 @@ def least_price(
                                 need[kind, 0, devices, start, stop] + ahead_s + tail_s > step_s
                                 or need[kind, share + 1, devices, start, stop] + ahead_s > step_s
                             ):
+                                continue
+                            if stop == num_layers and late[kind, devices, start] + ahead_s > step_s:
                                 continue
                             there_s = max(onward_s, ahead_s + need[kind, arrives, devices, start, stop])
                             tail_after_s = max(back_s, inside_s[kind, start, stop] / devices)
@@ -175,7 +208,7 @@ def least_price(
                             into = int((reached_s + gone_s) / step_s * buckets)
                             if into > buckets:
                                 continue
-                            into += min(int(here_s / step_s * late), late - 1) * (buckets + 1)
+                            into += min(int(here_s / step_s * late_buckets), late_buckets - 1) * (buckets + 1)
                             into += to_flag * each_flag
                             total -= behind[min(to_flag, 1), stop]
                             label = path[stop, into]

@@ -152,6 +152,19 @@ class RunTables:
             found = np.concatenate([found[: rows + 1], same, found[rows + 1 :]])
         return found
 
+    def late_s(self, kinds: Sequence[RunKind], amounts: PipelineAmounts, left_s: float) -> Singles:
+        """Return `run_kernel.late_s` of the fewest samples by [kind, ...]."""
+        from partition.bounds.run_kernel import late_s  # loads a compiler
+
+        need, found = self.needed(kinds, amounts), []
+        for index, kind in enumerate(kinds):
+            times = self.times(kind.shape, amounts)
+            last, _, _, forward, backward, optimizer = times.rows
+            ways = np.array([last, forward, backward, optimizer])
+            stages_s, width = times.stages_s(amounts.first, amounts.size), self.shapes[kind.shape].width
+            found.append(late_s(ways, stages_s, need[index, 0], width, left_s))
+        return np.stack(found)
+
     def times(self, shape: int, amounts: PipelineAmounts) -> LayerTimes:
         """Return the times of a shape of node."""
         key = (shape, amounts.size, amounts.least, amounts.most)

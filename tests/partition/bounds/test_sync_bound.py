@@ -349,6 +349,21 @@ def test_what_whole_pipelines_do_beside_sums_by_hand() -> None:
     assert list(pipelines.most_samples(6.5, sums_s=1.5)) == [0, 2, 5]
 
 
+def test_sums_of_home_wait_for_the_last_backward_of_every_pipeline_by_hand() -> None:
+    # three layers of F and B 0.5 s on two devices: the cut in front of layer 1 or 2
+    problem = two_nodes(3.0, 3)
+    half = replace(problem.profile.kinds["kind"], layers=(LayerTimes((0.5,), (0.5,)),) * 3)
+    problem = replace(problem, profile=replace(problem.profile, kinds={"kind": half}))
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    runs, kind = RunTables(tables, node_shapes(tables), own_bytes(problem)), RunKind(0, lone=True)
+    late = runs.late_s((kind,), PipelineAmounts(1, 1, 1, 4, 4), 5.0)[0]
+    # alone: 4 samples of 3 s, then 5 s but for the backwards of layers 0 and 1, which come beside
+    assert late[1, 0] == pytest.approx(12 + 5 - 1.0, rel=1e-5)
+    # two stages, the last one with layer 2: 2 * 0.5 s in front, 4 * 1 s, 5 s; or with layers 1 and 2: 0.5 s
+    # in front, 8 s, 5 s but for a backward of layer 1
+    assert late[2, 0] == pytest.approx(1.0 + 4 + 5, rel=1e-5)
+
+
 def test_several_pipelines_sum_all_that_their_devices_hold_by_hand() -> None:
     # two layers of F and B 0.5 s a sample and 8 MB, nodes of two devices, 1 MB/s inside of them and between
     layers = tuple(LayerProfile(f"layer {at}", 8e6, 1.0, 1e6) for at in range(2))
