@@ -144,7 +144,8 @@ def check_length(spec: ModelSpec, sequence_length: int) -> None:
     most = spec.max_sequence_length
     if sequence_length > most:
         raise InputError(
-            f"sequence length {sequence_length} is above {most}, the most that {spec.name} takes"
+            f"sequence length {sequence_length} is above {most}, the most that {spec.name} takes; give a "
+            "shorter one (--sequence-length)"
         )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-import torch
 import transformers
 from torch import nn
 
@@ -28,7 +27,7 @@ NO_LIMIT = 1 << 20
 SMALL_VOCABULARY = 128
 _SMALL_POSITIONS = 64
 _SMALL_PATCH, _SMALL_PATCHES, _SMALL_IMAGE = 4, 3, 64
-_LONGEST_REASON = 300
+LONGEST_REASON = 300
 
 _SHRUNK_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 
@@ -87,7 +86,7 @@ class Family:
             module = importlib.import_module(f"transformers.models.{self.module}.configuration_{self.module}")
             return getattr(module, self.config)(**config)
         except Exception as error:  # what a configuration raises of a wrong value is of many kinds
-            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+            reason = " ".join(str(error).split())[:LONGEST_REASON]
             raise InputError(f"the configuration of this {self.config} cannot be used: {reason}") from error
 
     def build(self, model: str, sizes: Mapping[str, object]) -> nn.Module:
@@ -130,12 +129,10 @@ class Family:
             small |= _SHRUNK_TOKENS | {"pad_token_id": None if padding is None else min(padding, 1)}
         return small | (_small_translator(whole) if task.translates else {})
 
-    def offset(self, model: str, config: Mapping[str, object]) -> int:
+    def offset(self, whole: nn.Module) -> int:
         """Return how many positions no token can have: RoBERTa's begin after that of the padding token."""
         if self.tested:
             return 0
-        with torch.device("meta"):
-            whole = self.build(model, config)
         tables = (part for name, part in whole.named_modules() if name.endswith("position_embeddings"))
         paddings = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
         return max((1 + padding for padding in paddings if padding is not None), default=0)

@@ -7,6 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import nn
 
 from cost_model.errors import InputError
@@ -14,6 +15,7 @@ from cost_model.units import format_bytes
 from hetpipe.models.families import (
     FAMILIES,
     LOADING,
+    LONGEST_REASON,
     NO_LIMIT,
     SMALL_VOCABULARY,
     Family,
@@ -156,18 +158,24 @@ def folder_spec(folder: ModelFolder) -> ModelSpec:
 
     Raises: InputError if the configuration cannot be used.
     """
-    family = family_of(folder)
+    family, where = family_of(folder), folder.path / CONFIG_FILE
     config = {key: value for key, value in folder.config.items() if key not in LOADING}
-    sizes = family.configuration(config)
+    try:
+        sizes = family.configuration(config)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
     if folder.task.reads_text:
         config["vocab_size"] = getattr(sizes, "vocab_size", None)
         if not isinstance(config["vocab_size"], int):
             raise InputError(
-                f"{folder.path / CONFIG_FILE}: names no vocab_size, so {folder.architecture} does not take "
-                "text; train it from Python: hetpipe.Trainer"
+                f"{where}: names no vocab_size, so {folder.architecture} does not take text; train it from "
+                "Python: hetpipe.Trainer"
             )
     if family.max_positions is not None:
         config[family.max_positions] = getattr(sizes, family.max_positions)
+    for key in filter(None, ("vocab_size", family.max_positions)):
+        if key in config and (not isinstance(config[key], int) or config[key] < 1):
+            raise InputError(f"{where}: {key} is {config[key]!r}; give how many there are, 1 or more")
     spec = _spec(folder.name, folder.task, family, folder.architecture, config, folder)
     return replace(spec, quantization=folder.quantization)
 
@@ -182,7 +190,7 @@ def _spec(
 ) -> ModelSpec:
     small = family.small(config, fixed_tokens=folder is not None, task=task)
     where = name if folder is None else folder.path / CONFIG_FILE
-    offset = family.offset(model, config)
+    offset = 0 if folder is None else family.offset(_built(family, model, config, where))
     inputs, shrunken_inputs = (
         InputShape.of(task, family.configuration(sizes), where)
         if task.classifies or task.pads
@@ -206,6 +214,32 @@ def _spec(
         labels=labels_of(config, where) if task.classifies else (),
         proof=json.dumps([family.module, model, task, small], sort_keys=True, default=str),
     )
+
+
+def _built(family: Family, model: str, config: Mapping[str, object], where: object) -> nn.Module:
+    """Return a model without room for its weights: what its class has against its sizes, it says here.
+
+    Raises: InputError with what it says; where: the file of the sizes.
+    """
+    try:
+        with torch.device("meta"):
+            return family.build(model, config)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    except Exception as error:  # of many kinds
+        raise InputError(f"{where}: {model} cannot be built so: {unusable(error, config)}") from error
+
+
+def unusable(error: Exception, config: Mapping[str, object] | None = None) -> str:
+    """Return what a model's own code says of its configuration, in a line.
+
+    A name that is missing in a table of transformers is said with the key that gives it.
+    """
+    name = error.args[0] if isinstance(error, KeyError) and error.args else None
+    keys = [key for key, value in (config or {}).items() if isinstance(value, str) and value == name]
+    if keys:
+        return f"transformers knows no {name!r}, which is its {' and '.join(keys)}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
 
 
 def attention_sentence(name: str, folder: str | Path | None, sequence_length: int) -> str | None:

@@ -16,6 +16,7 @@ from hetpipe.runs.lora import ADAPTER_CONFIG_FILE
 from hetpipe.runs.quantization import Quantization, read_quantization
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 OTHER_WEIGHTS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ckpt.*", "adapter_model.*")
@@ -71,11 +72,11 @@ MOST_BLOCKS = 2000
 
 _MODEL_TYPE = re.compile("[a-z][a-z0-9_-]*")
 
-_BLOCKS = (
-    *("num_hidden_layers", "n_layer"),
-    *("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"),
-)
+_BLOCKS = ("num_hidden_layers", "n_layer")
 """Keys of config.json that hold the number of blocks."""
+
+_BLOCKS_OF_SIDES = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
+"""The same of encoder and decoder. Other models have some of them for a side that they lack."""
 
 _VOLATILE = ("transformers_version", "_name_or_path")
 
@@ -207,16 +208,46 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
     if not isinstance(config, dict):
         raise InputError(f"{where}: is no JSON object; give a folder that save_pretrained wrote")
     architecture = _architecture(where, config)
-    for key in _BLOCKS:
-        num_blocks = config.get(key)
-        if isinstance(num_blocks, int) and num_blocks > MOST_BLOCKS:
-            raise InputError(
-                f"{where}: {key} is {Decimal(num_blocks):.3g}; at most {MOST_BLOCKS} blocks are taken"
-            )
+    _check_blocks(where, config, task_of(architecture))
+    _check_vocabularies(path, task_of(architecture))
     read_quantization(where, config)
     content = {key: value for key, value in config.items() if key not in _VOLATILE}
     name = f"{base_name}@{canonical_sha256(content)[:8]}"
     return ModelFolder(path, name, architecture, config)
+
+
+def _check_vocabularies(path: Path, task: Task | None) -> None:
+    """Check that a translator has one tokenizer for both sides, be its vocabularies of one size.
+
+    Raises: InputError if its own says that it has two.
+    """
+    where = path / TOKENIZER_CONFIG_FILE
+    if task is None or not task.translates or not where.is_file():
+        return
+    content = read_json(where)
+    if isinstance(content, dict) and content.get("separate_vocabs") is True:
+        raise InputError(
+            f"{where}: separate_vocabs is true, and one vocabulary for both sides is taken here; train it "
+            "from Python: hetpipe.Trainer"
+        )
+
+
+def _check_blocks(where: Path, config: Mapping[str, Any], task: Task | None) -> None:
+    """Check the numbers of blocks.
+
+    Raises: InputError naming one that is none that could be built, or divided.
+    """
+    counted = (*_BLOCKS, *(_BLOCKS_OF_SIDES if task is not None and task.translates else ()))
+    for key in (*_BLOCKS, *_BLOCKS_OF_SIDES):
+        num_blocks = config.get(key)
+        if not isinstance(num_blocks, int):
+            continue
+        if num_blocks > MOST_BLOCKS:
+            raise InputError(
+                f"{where}: {key} is {Decimal(num_blocks):.3g}; at most {MOST_BLOCKS} blocks are taken"
+            )
+        if num_blocks < (1 if key in counted else 0):
+            raise InputError(f"{where}: {key} is {num_blocks}; give the number of blocks, 1 or more")
 
 
 def _architecture(where: Path, config: Mapping[str, Any]) -> str:
@@ -232,7 +263,13 @@ def _architecture(where: Path, config: Mapping[str, Any]) -> str:
             "GPT2LMHeadModel"
         )
     name = architectures[0]
+    kind = config.get("model_type")
     if name in ARCHITECTURES:
+        family = ARCHITECTURES[name][0]
+        if kind not in (None, family):
+            raise InputError(
+                f"{where}: {name} is of model type {family!r}, and model_type is {kind!r}; make them agree"
+            )
         return name
     if task_of(name) is None:
         raise InputError(
@@ -251,7 +288,6 @@ def _architecture(where: Path, config: Mapping[str, Any]) -> str:
             "is_encoder_decoder is not true there; set it if the model has both, else train it from Python: "
             "hetpipe.Trainer"
         )
-    kind = config.get("model_type")
     if not isinstance(kind, str) or not _MODEL_TYPE.fullmatch(kind):
         raise InputError(f"{where}: model_type {kind!r} names no model of transformers; save the model again")
     return name

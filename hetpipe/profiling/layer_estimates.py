@@ -28,7 +28,7 @@ from hetpipe.models.frozen_weights import Use
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.loss import loss_sum
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
-from hetpipe.profiling.layer_profiler import groups_of_alike, layer_profile
+from hetpipe.profiling.layer_profiler import as_configured, groups_of_alike, layer_profile
 from hetpipe.profiling.layer_timer import Bench, Samples
 from hetpipe.runs.settings import TaskSettings
 
@@ -102,8 +102,9 @@ def _counted_layers(
         model.train()
         task = contentless_task(chain, spec, settings.sequence_length)
         bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
-        for size in sizes:
-            bench.count(size)
+        with as_configured(settings):
+            for size in sizes:
+                bench.count(size)
     by_layer = {layer: (group[0], group[-1]) for group in groups for layer in group}
     return tuple(layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers))
 

@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +16,8 @@ from cost_model.layer_profile import LayerProfile
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import unusable
+from hetpipe.models.huggingface_folder import CONFIG_FILE
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.weight_bytes import WeightBytes
@@ -26,6 +28,7 @@ from hetpipe.runs.optimizers import OptimizerKind
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.accelerators import synchronize
+from hetpipe.runtime.peer_errors import is_full
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import torch_device
 from hetpipe.runtime.torch_optimizer import optimizer_of
@@ -113,7 +116,7 @@ def profile_task(
     bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
     begin = time.monotonic()
     by_group = [{group[0], group[-1]} for group in groups]
-    with suppress(torch.OutOfMemoryError):  # which is told below
+    with suppress(torch.OutOfMemoryError), as_configured(settings):  # the first is told below
         bench.check(min(microbatch_sizes or (1,)))
     with kept_casts():
         sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
@@ -140,6 +143,21 @@ def profile_task(
             )
         },
     )
+
+
+@contextmanager
+def as_configured(settings: TaskSettings) -> Iterator[None]:
+    """Refuse a folder's model whose own code fails when it is first run as its configuration says.
+
+    Raises: InputError with what it says; what is no fault of the model, as want of memory, goes through.
+    """
+    try:
+        yield
+    except Exception as error:
+        if settings.model_folder is None or isinstance(error, InputError) or is_full(error):
+            raise
+        where = Path(settings.model_folder) / CONFIG_FILE
+        raise InputError(f"{where}: the model cannot be run so: {unusable(error)}") from error
 
 
 def groups_of_alike(chain: ChainModel) -> list[list[int]]:

@@ -233,7 +233,7 @@ def test_other_forms_of_pairs_are_read(tmp_path):
     (tmp_path / "c.jsonl").write_text(
         '{"translation": {"en": "five", "de": "fünf"}}\n{"translation": {"de": "sechs", "en": "six"}}\n'
     )
-    found = read_pairs([tmp_path / name for name in ("a.tsv", "b.en", "b.de", "c.jsonl")])
+    found = list(read_pairs([tmp_path / name for name in ("a.tsv", "b.en", "b.de", "c.jsonl")]))
     assert sorted(found) == sorted(
         [
             ("one", "eins"),
@@ -253,8 +253,8 @@ def test_marks_within_a_line_end_none(tmp_path):
     (tmp_path / "a.de").write_text(f"{target}\nzwei", encoding="utf-8", newline="")
     (tmp_path / "a.tsv").write_text(f"{source}\t{target}\ntwo\tzwei\n", encoding="utf-8")
     expected = [(source, target), ("two", "zwei")]
-    assert read_pairs([tmp_path / "a.en", tmp_path / "a.de"]) == expected
-    assert read_pairs([tmp_path / "a.tsv"]) == expected
+    assert list(read_pairs([tmp_path / "a.en", tmp_path / "a.de"])) == expected
+    assert list(read_pairs([tmp_path / "a.tsv"])) == expected
 
 
 def test_targets_that_translations_are_compared_with_may_hold_any_mark(tmp_path):
@@ -294,12 +294,12 @@ def test_two_texts_out_of_step_and_two_directions_are_refused(tmp_path):
     (tmp_path / "b.en").write_text("three\nfour\n")
     (tmp_path / "b.de").write_text("drei\n")
     with pytest.raises(InputError, match=r"b.en has 2 lines and .*b.de 1; give two whose lines"):
-        read_pairs([tmp_path / "b.en", tmp_path / "b.de"])
+        list(read_pairs([tmp_path / "b.en", tmp_path / "b.de"]))
     for name, languages in (("c", ("en", "de")), ("d", ("de", "en"))):
         line = json.dumps({"translation": dict.fromkeys(languages, "x")})
         (tmp_path / f"{name}.jsonl").write_text(line + "\n")
     with pytest.raises(InputError, match="is from de to en, another file from en to de"):
-        read_pairs([tmp_path / "c.jsonl", tmp_path / "d.jsonl"])
+        list(read_pairs([tmp_path / "c.jsonl", tmp_path / "d.jsonl"]))
 
 
 @pytest.mark.parametrize(
@@ -331,6 +331,15 @@ def test_a_wrong_class_for_the_configuration_is_one_line(tmp_path, changes, reas
     path = tmp_path / "mine" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(InputError, match=reason):
+        model_spec(str(tmp_path / "mine"))
+
+
+def test_two_vocabularies_of_one_size_are_refused_by_what_the_tokenizer_says(tmp_path):
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    save_other(tmp_path / "mine", "MarianMTModel", **apart)
+    assert model_spec(str(tmp_path / "mine")).task.translates  # two tables, which one tokenizer may serve
+    (tmp_path / "mine" / "tokenizer_config.json").write_text('{"separate_vocabs": true}')
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: separate_vocabs is true, and one voc"):
         model_spec(str(tmp_path / "mine"))
 
 
