@@ -15,10 +15,11 @@ from cost_model.cluster import Cluster, Node
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_from_data, profile_text
 from cost_model.units import parse_seconds
+from hetpipe.commands.given_data import readable_texts
 from hetpipe.commands.inputs import PlanRequest
 from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note
-from hetpipe.commands.training import RUNS, TrainingOptions, readable_texts
+from hetpipe.commands.training import RUNS, TrainingOptions
 from hetpipe.models.names import ModelEntry
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings

@@ -1,7 +1,7 @@
 """What `run` does after planning: the settings of the run, the training with its progress, what it keeps."""
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ import typer
 from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from hetpipe.commands.given_data import readable_texts, warn_of_learned
 from hetpipe.commands.given_times import checkpoint_times, timeout_seconds
 from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.learning import OPTIMIZER, TRAINING, LearningOptions, check_samples
@@ -19,7 +20,7 @@ from hetpipe.commands.output import note, warn
 from hetpipe.commands.resuming import RunBefore, check_changes, decided_by
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
-from hetpipe.reporting.progress import bar_if_long, step_bar
+from hetpipe.reporting.progress import step_bar
 from hetpipe.runs.metric_sinks import SinkKind, Sinks, check_installed, run_facts
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import LOSS, Clock, Settings
@@ -180,6 +181,7 @@ def run_start(
         resume_from=None if before.source is None else str(before.source),
         **entry.in_settings,
     )
+    warn_of_learned(settings.data, settings.eval_data)
     return RunStart(
         entry, folder, settings, before.batch, before.gradient_dtype, options.max_restarts, before, override,
         log,
@@ -243,24 +245,6 @@ def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
         return False
     note([f"nothing to resume in {folder.path}: a new run begins"])
     return True
-
-
-def readable_texts(data: Iterable[Path], entry: ModelEntry) -> tuple[Path, ...]:
-    """Return the files by their full paths; refused before anything is measured.
-
-    Raises: InputError if they cannot be read, or are of no kind that the model learns from.
-    """
-    given = tuple(data)
-    if not given:
-        return ()
-    from hetpipe.data.data_file import files_of
-    from hetpipe.data.kinds import read_data
-    from hetpipe.data.listened import listening
-
-    files = tuple(files_of(given))
-    with bar_if_long("data") as report, listening(report):
-        read_data(files, entry)
-    return files
 
 
 def train_shown(

@@ -1,7 +1,7 @@
 """Chats in JSON lines: three forms that others write, read into one."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,16 @@ class Turn:
 Chat = tuple[Turn, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChatFiles:
-    """The chats of files, one per line, which are read anew each time they are asked for."""
+def chats_in(paths: Iterable[Path]) -> Iterator[Chat]:
+    """Yield the chats of files, one a line.
 
-    paths: tuple[Path, ...]
-
-    def __iter__(self) -> Iterator[Chat]:
-        """Yield the chats.
-
-        Raises: InputError naming the line that is none.
-        """
-        for path in self.paths:
-            for place, data in json_lines(path, FORMS):
-                if not is_chat(data):
-                    raise InputError(f"{place}: a text, and the first line a chat; give one kind of line")
-                yield _chat(data, place)
+    Raises: InputError naming the line that is none.
+    """
+    for path in paths:
+        for place, data in json_lines(path, FORMS):
+            if not is_chat(data):
+                raise InputError(f"{place}: a text, and the first line a chat; give one kind of line")
+            yield _chat(data, place)
 
 
 def is_chat(data: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
 from cost_model.strict_files import write_atomically
-from hetpipe.data.chat_lines import FORMS, Chat, ChatFiles, document_of, is_chat
+from hetpipe.data.chat_lines import FORMS, Chat, chats_in, document_of, is_chat
 from hetpipe.data.chat_template import ChatTemplate
 from hetpipe.data.dataset import (
     ENDS_FILE,
@@ -21,13 +21,13 @@ from hetpipe.data.dataset import (
     load_tokens,
     num_learned,
     replacing,
+    sums_of_ranges,
     write_token_ids,
 )
-from hetpipe.data.file_states import FileStates, is_long
+from hetpipe.data.file_rows import FileRows
 from hetpipe.data.json_lines import first_line
 from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import CountedTerms, IntArray, Learner, Reading, Samples, StepData
-from hetpipe.data.listened import work
 from hetpipe.data.packed_samples import PackedSamples
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
@@ -35,7 +35,6 @@ from hetpipe.models.tasks import Task
 
 LEARNED_FILE = "learned.bin"
 CHATS_PER_WRITE = 100
-TOKENS_PER_COUNT = 1 << 20
 
 
 def vocabulary_texts(chats: Iterable[Chat]) -> Iterator[str]:
@@ -105,7 +104,8 @@ class ChatDataset(CountedTerms):
     def __post_init__(self) -> None:
         starts = np.concatenate(([0], self.ends[:-1]))
         first = np.minimum(starts + 1, self.ends)  # nothing predicts the first token
-        counts = _sums(self.learned, first, np.minimum(starts + self.sequence_length, self.ends))
+        stops = np.minimum(starts + self.sequence_length, self.ends)
+        counts = sums_of_ranges(lambda begin, end: self.learned[begin:end], first, stops)
         kept = np.flatnonzero(counts)
         if len(kept) == 0:
             raise InputError(
@@ -199,57 +199,36 @@ class ChatDataset(CountedTerms):
         )  # fmt: skip
 
 
-def _sums(learned: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray) -> IntArray:
-    """Return the sums of ranges, rising, of which only a part of the sums is held at once."""
-    found = np.empty(len(starts), np.int64)
-    chat = 0
-    while chat < len(starts):
-        after = max(chat + 1, int(np.searchsorted(stops, starts[chat] + TOKENS_PER_COUNT)))
-        begin, end = int(starts[chat]), int(stops[after - 1])
-        sums = np.concatenate(([0], np.cumsum(learned[begin:end], dtype=np.int64)))
-        found[chat:after] = sums[stops[chat:after] - begin] - sums[starts[chat:after] - begin]
-        chat = after
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Chats that were read and checked. files: as they were, where chats are read from them each time."""
+    """Chats that were read and checked; sha256: of all turns."""
 
-    chats: Iterable[Chat]
+    rows: FileRows[Chat]
     sha256: str
-    files: FileStates
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "Chats":
-        """Read files, or only check those that are long.
+        """Read files from the first line to the last.
 
         Raises: InputError naming the line that is no chat.
         """
-        chats: Iterable[Chat] = ChatFiles(tuple(paths))
-        if not is_long(paths):
-            chats = tuple(chats)
-            return cls(chats, texts_sha256(map(document_of, chats)), FileStates(()))
-        files = FileStates.of(paths)
-        with work("reading the chats", files.num_bytes):
-            sha256 = texts_sha256(map(document_of, chats))
-        files.check_unchanged()
-        return cls(chats, sha256, files)
+        rows = FileRows.of(paths, lambda: chats_in(paths))
+        with rows.read_once("reading the chats"):
+            return cls(rows, texts_sha256(map(document_of, rows)))
 
     @property
     def words(self) -> Iterator[str]:
         """Yield the texts of the chats, of no template."""
-        with work("training a vocabulary on the chats", self.files.num_bytes):
-            yield from vocabulary_texts(self.chats)
+        with self.rows.read_once("training a vocabulary on the chats"):
+            yield from vocabulary_texts(self.rows)
 
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write tokens, and how chats are written as text; say where the model brings no template."""
         folder = reading.model.folder
         template = ChatTemplate.of(None if folder is None else folder.path, reading.vocabulary)
         write_atomically(reading.template, template.json_text())
-        with work("splitting the chats into tokens", self.files.num_bytes):
-            write_chats(place, self.chats, reading.vocabulary, template)
-        self.files.check_unchanged()
+        with self.rows.read_once("splitting the chats into tokens"):
+            write_chats(place, self.rows, reading.vocabulary, template)
         if not template.is_plain:
             return []
         return [
@@ -268,6 +247,7 @@ class ChatKind:
     is_brought = False
     packs = True
     fills = True
+    is_held = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line is a chat."""

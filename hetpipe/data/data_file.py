@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cost_model.errors import InputError
-from hetpipe.data.long_texts import is_empty, not_utf8, opened
+from hetpipe.data.long_texts import LongText, is_empty, not_utf8, opened
 from hetpipe.data.table_files import is_table
 
 
@@ -34,6 +34,18 @@ def files_of(paths: Iterable[Path]) -> Iterator[Path]:
         yield from found
 
 
+def check_regular(path: Path) -> None:
+    """Check that what is there is a file or a folder: data are read more than once, a pipe gives them once.
+
+    Raises: InputError if it is something else; that nothing is there is said by who reads it.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(
+            f"data file {path} is a pipe or a device, which cannot be read more than once; write its content "
+            "to a file"
+        )
+
+
 def read_file(path: Path) -> bytes:
     """Return the content of a file.
 
@@ -46,16 +58,21 @@ def read_file(path: Path) -> bytes:
     return content
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file, as Python's `open` has them; errors as `read_text_file`.
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, as Python's `open` has them, of which one at a time is held.
 
     Other marks that Unicode has for the end of a line or a page (U+2028, U+0085, a form feed) are content.
+
+    Raises: InputError as `read_text_file`.
     """
-    return list(map(_without_end, io.StringIO(read_text_file(path), newline=None)))
-
-
-def _without_end(line: str) -> str:
-    return line.removesuffix("\n")
+    decoder, rest = io.IncrementalNewlineDecoder(None, translate=True), ""
+    for block in LongText(path).blocks():
+        *lines, rest = (rest + decoder.decode(block)).split("\n")
+        yield from lines
+    *lines, rest = (rest + decoder.decode("", final=True)).split("\n")
+    yield from lines
+    if rest:
+        yield rest
 
 
 def read_text_file(path: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
 MASKED_SHARE = 0.15
 LINES_PER_WRITE, CHARACTERS_PER_WRITE = 10_000, 1 << 18
 TOKENS_FILE, TOKENS_HEADER, ENDS_FILE = "tokens.bin", "tokens.json", "ends.bin"
+TOKENS_PER_COUNT = 1 << 20
+Item = TypeVar("Item")
 LAST = np.iinfo(np.uint64).max
 
 
@@ -40,7 +42,7 @@ def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokeni
     ):
         end = 0
         for document in documents:
-            for batch in _batches(lines_of([document])):
+            for batch in batches(lines_of([document]), len):
                 encodings = vocabulary.encode_batch_fast(batch, add_special_tokens=False)
                 ids = [token for encoding in encodings for token in encoding.ids]
                 write(ids)
@@ -50,15 +52,18 @@ def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokeni
             ends.write(end.to_bytes(8, "little"))
 
 
-def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lines, as many together as are split into tokens at once."""
-    batch, num_characters = [], 0
-    for line in lines:
-        batch.append(line)
-        num_characters += len(line)
-        if len(batch) == LINES_PER_WRITE or num_characters >= CHARACTERS_PER_WRITE:
+def batches(
+    items: Iterable[Item], num_characters: Callable[[Item], int], most: int = LINES_PER_WRITE
+) -> Iterator[list[Item]]:
+    """Yield items, as many together as are split into tokens at once; num_characters: of one."""
+    batch: list[Item] = []
+    characters = 0
+    for item in items:
+        batch.append(item)
+        characters += num_characters(item)
+        if len(batch) == most or characters >= CHARACTERS_PER_WRITE:
             yield batch
-            batch, num_characters = [], 0
+            batch, characters = [], 0
     if batch:
         yield batch
 
@@ -99,6 +104,24 @@ def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedi
     if num_bytes != (expected := count * dtype.itemsize):
         raise InputError(f"{folder / TOKENS_FILE} has {num_bytes:,} bytes, not {expected:,}; {remedy}")
     return np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(count,))
+
+
+def sums_of_ranges(
+    part: Callable[[int, int], npt.NDArray[Any]], starts: IntArray, stops: IntArray
+) -> IntArray:
+    """Return the sums of ranges, rising, of numbers one a token, of which only a part is held at once.
+
+    part: gives those in [begin, end).
+    """
+    found = np.empty(len(starts), np.int64)
+    index = 0
+    while index < len(starts):
+        after = max(index + 1, int(np.searchsorted(stops, starts[index] + TOKENS_PER_COUNT)))
+        begin, end = int(starts[index]), int(stops[after - 1])
+        sums = np.concatenate(([0], np.cumsum(part(begin, end), dtype=np.int64)))
+        found[index:after] = sums[stops[index:after] - begin] - sums[starts[index:after] - begin]
+        index = after
+    return found
 
 
 class Tokens(Protocol):

@@ -194,6 +194,7 @@ class ImageKind:
     is_brought = False
     packs = False
     fills = False
+    is_held = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the file is called as one of images is."""

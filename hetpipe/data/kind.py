@@ -132,7 +132,7 @@ class DataKind(Protocol):
     name: the plural in a sentence. form: what to give, in a sentence. files: those that `Content.write`
     writes. is_brought: whether what `read` of no files gives is worth training on; layers are
     measured with it in any case. packs: whether its samples can share a row. fills: whether they are filled
-    up to a length.
+    up to a length. is_held: whether files are held whole, however long they are.
     """
 
     name: str
@@ -142,6 +142,7 @@ class DataKind(Protocol):
     is_brought: bool
     packs: bool
     fills: bool
+    is_held: bool
 
     def holds(self, path: Path) -> bool:
         """Return whether a file seems to be of this kind; false of one that cannot be read."""

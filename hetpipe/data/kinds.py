@@ -8,7 +8,7 @@ from pathlib import Path
 from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
 from hetpipe.data.chats import CHATS
-from hetpipe.data.data_file import read_file
+from hetpipe.data.data_file import check_regular, read_file
 from hetpipe.data.images import IMAGE_KIND
 from hetpipe.data.json_lines import json_lines, shown
 from hetpipe.data.kind import Content, DataKind, Learner, Reading, Samples
@@ -40,6 +40,7 @@ def kind_of(paths: Sequence[Path], model: Learner) -> DataKind:
         return next((kind for kind in fitting if kind.is_brought), fitting[0])
     found: dict[str, tuple[Path, DataKind]] = {}
     for path in paths:
+        check_regular(path)
         kind = next((kind for kind in fitting if kind.holds(path)), None)
         if kind is None:
             raise InputError(_refusal(path, model, fitting))
@@ -93,6 +94,17 @@ def check_grouped(paths: Sequence[Path | str], model: Learner) -> None:
             f"--group-by-length is for {others}; samples of {what} ({kind.name}) are all as long; "
             "leave it out"
         )
+
+
+def held_bytes(paths: Sequence[Path | str], model: Learner) -> int:
+    """Return the bytes of files that are held whole while they are read; 0 of kinds that are read in pieces.
+
+    Raises: InputError as `kind_of`.
+    """
+    places = [Path(path) for path in paths]
+    if not kind_of(places, model).is_held:
+        return 0
+    return sum(path.stat().st_size for path in places if path.is_file())
 
 
 def write_data(place: Path, kind: DataKind, content: Content, reading: Reading) -> list[str]:

@@ -1,10 +1,11 @@
 """Texts with a label each, or pairs of texts, for sequence classification: lines of JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cost_model.errors import InputError
+from hetpipe.data.file_rows import FileRows
 from hetpipe.data.json_lines import first_line, json_lines, shown, text_of
 from hetpipe.data.kind import Learner, Reading
 from hetpipe.data.label_names import label_numbers, model_labels, number_of
@@ -22,24 +23,32 @@ LabelledText = tuple[str, str | None, int]
 
 @dataclass(frozen=True, slots=True)
 class LabelledTexts:
-    """Texts with a label each."""
+    """Texts with a label each, that were read and checked; sha256: of texts and labels."""
 
-    rows: list[LabelledText]
+    rows: FileRows[LabelledText]
+    sha256: str
+
+    @classmethod
+    def of(cls, rows: FileRows[LabelledText]) -> "LabelledTexts":
+        """Read rows from the first to the last.
+
+        Raises: InputError naming the line that is none.
+        """
+        with rows.read_once("reading the texts"):
+            return cls(rows, texts_sha256(part for row in rows for part in map(str, row)))
 
     @property
-    def sha256(self) -> str:
-        """Return the hash of texts and labels."""
-        return texts_sha256(part for row in self.rows for part in map(str, row))
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Return the texts."""
-        return [text for first, second, _ in self.rows for text in (first, second) if text is not None]
+    def words(self) -> Iterator[str]:
+        """Yield the texts."""
+        with self.rows.read_once("training a vocabulary on the texts"):
+            for first, second, _ in self.rows:
+                yield from (first,) if second is None else (first, second)
 
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write their tokens and labels."""
-        texts = [first if second is None else (first, second) for first, second, _ in self.rows]
-        return write_padded(place, reading, texts, lambda index, _: [self.rows[index][2]])
+        texts = ((first if second is None else (first, second), label) for first, second, label in self.rows)
+        with self.rows.read_once("splitting the texts into tokens"):
+            return write_padded(place, reading, texts, lambda label, _: [label])
 
 
 class LabelledTextKind:
@@ -52,6 +61,7 @@ class LabelledTextKind:
     is_brought = False
     packs = False
     fills = True
+    is_held = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has a text and a label."""
@@ -60,14 +70,15 @@ class LabelledTextKind:
     def read(self, paths: Sequence[Path], model: Learner) -> LabelledTexts:
         """Read files; of none texts with labels without sense, to measure with."""
         names = model_labels(model)
-        if not paths:
-            return LabelledTexts(
-                [(text, None, index % len(names)) for index, text in enumerate(read_corpus())]
-            )
         numbers = label_numbers(names)
-        return LabelledTexts(
-            [_row(place, data, numbers) for path in paths for place, data in json_lines(path, _FORM)]
-        )
+
+        def rows() -> Iterator[LabelledText]:
+            for index, text in () if paths else enumerate(read_corpus()):
+                yield text, None, index % len(names)
+            for path in paths:
+                yield from (_row(place, data, numbers) for place, data in json_lines(path, _FORM))
+
+        return LabelledTexts.of(FileRows.of(paths, rows))
 
     def load(self, place: Path, reading: Reading) -> PaddedTexts:
         """Return the texts as samples."""

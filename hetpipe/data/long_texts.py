@@ -16,6 +16,8 @@ LONGEST_LINE = 1 << 18
 """Characters of a line that are split into tokens at once; a longer one is cut, at spaces."""
 
 _MARK = "\ufeff"
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz")
+"""Ends of the names of files that have to be unpacked first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +161,5 @@ def is_empty(path: Path) -> InputError:
 
 def not_utf8(path: Path, place: int) -> InputError:
     """Return what says where a file is no text."""
-    return InputError(f"data file {path} is not UTF-8 at byte {place:,}; convert it to UTF-8")
+    remedy = "unpack it" if path.suffix.lower() in PACKED else "convert it to UTF-8"
+    return InputError(f"data file {path} is not UTF-8 at byte {place:,}; {remedy}")

@@ -1,6 +1,6 @@
 """Texts of which each is a sample, filled up to one length behind a mask, labelled whole or by token."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,13 @@ from cost_model.errors import InputError
 from hetpipe.data.dataset import (
     IGNORE_LABEL,
     TOKENS_FILE,
+    batches,
     load_tokens,
     replacing,
+    sums_of_ranges,
     write_token_ids,
 )
+from hetpipe.data.file_rows import Row
 from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import IntArray, Reading, StepData
 from hetpipe.data.special_tokens import SpecialTokens
@@ -67,42 +70,52 @@ def cut_at(
 def write_padded(
     place: Path,
     reading: Reading,
-    texts: Sequence[Any],
-    labels: Callable[[int, Encoding], Sequence[int]],
+    texts: Iterable[tuple[Any, Row]],
+    labels: Callable[[Row, Encoding], Sequence[int]],
     cut: str = "longest_first",
     overlap: int | None = None,
     **options: Any,
 ) -> list[str]:
     """Write the tokens of texts, what each is labelled with, and which of two texts a token is of.
 
-    texts: as `Tokenizer.encode_batch` takes them. labels: those of the text of this index, one, or one a
-    token. cut: which of two texts is, as `cut_at`. overlap: where what is cut off is written too, in windows
-    of so many tokens in common; `labels` are asked of each. Returns how many are cut.
+    texts: each as `Tokenizer.encode_batch` takes it, with the row that it is of; read once, and not held.
+    labels: those of the text of this row, one, or one a token. cut: which of two texts is, as `cut_at`.
+    overlap: where what is cut off is written too, in windows of so many tokens in common; `labels` are asked
+    of each. Returns how many are cut.
     """
-    vocabulary, ends, num_cut = reading.vocabulary, [0], 0
+    vocabulary = reading.vocabulary
+    num_texts = num_windows = num_cut = end = 0
     with (
         cut_at(vocabulary, reading.sequence_length, cut, overlap or 0),
+        replacing(place / ENDS_FILE) as ends,
         replacing(place / LABELS_FILE) as labelled,
         replacing(place / TYPES_FILE) as typed,
         write_token_ids(place, vocabulary) as write,
     ):
-        for first in range(0, len(texts), TEXTS_PER_WRITE):
-            part = texts[first : first + TEXTS_PER_WRITE]
-            for index, encoding in enumerate(vocabulary.encode_batch(list(part), **options), start=first):
+        for part in batches(texts, _num_characters, TEXTS_PER_WRITE):
+            encodings = vocabulary.encode_batch([text for text, _ in part], **options)
+            for (_, row), encoding in zip(part, encodings, strict=True):
                 num_cut += bool(encoding.overflowing)
                 for window in (encoding, *(() if overlap is None else encoding.overflowing)):
                     write(window.ids)
                     typed.write(np.array(window.type_ids, np.uint8).tobytes())
-                    labelled.write(np.array(labels(index, window), "<i4").tobytes())
-                    ends.append(ends[-1] + len(window.ids))
-    with replacing(place / ENDS_FILE) as file:
-        file.write(np.array(ends[1:], "<i8").tobytes())
+                    labelled.write(np.array(labels(row, window), "<i4").tobytes())
+                    end += len(window.ids)
+                    num_windows += 1
+                    ends.write(end.to_bytes(8, "little"))
+            num_texts += len(part)
     if not num_cut:
         return []
-    longer = f"{num_cut:,} of {len(texts):,} texts are longer than {reading.sequence_length} tokens"
+    longer = f"{num_cut:,} of {num_texts:,} texts are longer than {reading.sequence_length} tokens"
     if overlap is None:
         return [f"{longer} and cut there"]
-    return [f"{longer}; all are in {len(ends) - 1:,} windows, neighbours with {overlap} tokens in common"]
+    return [f"{longer}; all are in {num_windows:,} windows, neighbours with {overlap} tokens in common"]
+
+
+def _num_characters(text: tuple[Any, object]) -> int:
+    """Return the characters of a text with its row: of one text, of two, or of its words."""
+    given, _ = text
+    return len(given) if isinstance(given, str) else sum(map(len, given))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,17 +139,20 @@ class PaddedTexts:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise InputError(f"seed {self.seed} is negative; choose 0 or more")
-        learned = np.asarray(self.labels) != IGNORE_LABEL
-        counts = (
-            learned.astype(np.int64)
-            if not self.by_token
-            else np.diff(np.concatenate(([0], np.cumsum(learned)))[self.ends], prepend=0)
-        )
+        counts = self._counts()
         kept = np.flatnonzero(counts)
         if len(kept) == 0:
             raise InputError("there is no text with a label to learn; give some")
         object.__setattr__(self, "kept", kept)
         object.__setattr__(self, "num_learned", counts[kept])
+
+    def _counts(self) -> IntArray:
+        """Return how many labels each text has that are learned."""
+        if not self.by_token:
+            counts: IntArray = (np.asarray(self.labels) != IGNORE_LABEL).astype(np.int64)
+            return counts
+        starts = np.concatenate(([0], self.ends[:-1]))
+        return sums_of_ranges(lambda begin, end: self.labels[begin:end] != IGNORE_LABEL, starts, self.ends)
 
     @classmethod
     def load(cls, place: Path, reading: Reading) -> "PaddedTexts":

@@ -1,6 +1,8 @@
 """Texts and their translations in files: JSON lines, gettext catalogues, two columns, two texts in step."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ from hetpipe.data.data_file import read_file, read_lines
 from hetpipe.data.json_lines import first_line, has_rows, json_lines, shown, text_of
 
 _SOURCE, _TARGET, _LANGUAGES = "source", "target", "translation"
-_CATALOGUES, _COLUMNS = (".po", ".mo"), ".tsv"
+_COLUMNS = ".tsv"
+_WHOLE = (".po", ".mo", _COLUMNS)
+"""Ends of names of files that hold both sides; other than those with rows."""
 FORM = (
     f'JSON lines with "{_SOURCE}" and "{_TARGET}" (or "{_LANGUAGES}" of two languages), gettext catalogues '
     "(.po, .mo), .tsv of two columns, or two texts whose lines are each other's translation"
@@ -20,67 +24,80 @@ Pair = tuple[str, str]
 
 
 def may_hold_pairs(path: Path) -> bool:
-    """Return whether `read_pairs` may read a file: JSON lines by their first line, others in any case."""
+    """Return whether `read_pairs` may read a file: JSON lines by their first line, all others but JSON."""
     if not has_rows(path):
-        return True
+        return path.suffix.lower() != ".json"
     keys = first_line(path).keys()
     return {_SOURCE, _TARGET} <= keys or _LANGUAGES in keys
 
 
-def read_pairs(paths: Sequence[Path]) -> list[Pair]:
-    """Return the pairs of all files; of those that hold one side alone, two after one another are a couple.
+def read_pairs(paths: Sequence[Path]) -> Iterator[Pair]:
+    """Yield the pairs of all files; of those that hold one side alone, two after one another are a couple.
+
+    One line of a file is held at a time, of catalogues one file.
 
     Raises: InputError naming file and line of what is none.
     """
-    found: list[Pair] = []
-    sides: list[Path] = []
-    languages: tuple[str, ...] = ()
-    for path in paths:
-        suffix = path.suffix.lower()
-        if has_rows(path):
-            more, theirs = _of_lines(path)
-            if languages and theirs and theirs != languages:
-                raise InputError(
-                    f"{path} is from {' to '.join(theirs)}, another file from {' to '.join(languages)}; "
-                    "write the languages of each line in one order"
-                )
-            languages = theirs or languages
-            found += more
-        elif suffix in _CATALOGUES:
-            found += _of_catalogue(path)
-        elif suffix == _COLUMNS:
-            found += _of_columns(path)
-        else:
-            sides.append(path)
+    sides = [path for path in paths if not has_rows(path) and path.suffix.lower() not in _WHOLE]
     if len(sides) % 2:
         raise InputError(
             f"data file {sides[-1]} has one side of a translation; give the file with the other after it, or "
             f"one kind of {FORM}"
         )
-    for source, target in zip(sides[::2], sides[1::2], strict=True):
-        found += _in_step(source, target)
-    if not found:
+    languages = _Languages()
+    whole = (_of_file(path, languages) for path in paths if path not in sides)
+    couples = zip(sides[::2], sides[1::2], strict=True)
+    is_any = False
+    for pair in chain.from_iterable((*whole, *(_in_step(source, target) for source, target in couples))):
+        is_any = True
+        yield pair
+    if not is_any:
         raise InputError(f"{', '.join(map(str, paths))}: nothing in it is translated; give {FORM}")
-    return found
 
 
-def _of_lines(path: Path) -> tuple[list[Pair], tuple[str, ...]]:
-    """Return the pairs of JSON lines, and from which language to which where lines name them."""
-    found: list[Pair] = []
-    languages: tuple[str, ...] = ()
+@dataclass(slots=True)
+class _Languages:
+    """From which language to which the lines read so far name; () for none yet."""
+
+    names: tuple[str, ...] = ()
+
+    def told(self, path: Path, names: tuple[str, ...]) -> None:
+        """Take the languages of a file.
+
+        Raises: InputError if those of another file were others.
+        """
+        if self.names and names != self.names:
+            raise InputError(
+                f"{path} is from {' to '.join(names)}, another file from {' to '.join(self.names)}; "
+                "write the languages of each line in one order"
+            )
+        self.names = names
+
+
+def _of_file(path: Path, languages: _Languages) -> Iterator[Pair]:
+    """Yield the pairs of a file that holds both sides."""
+    if has_rows(path):
+        return _of_lines(path, languages)
+    return _of_columns(path) if path.suffix.lower() == _COLUMNS else _of_catalogue(path)
+
+
+def _of_lines(path: Path, languages: _Languages) -> Iterator[Pair]:
+    """Yield the pairs of JSON lines, whose first one with languages says which is the source of all."""
+    named: tuple[str, ...] = ()
     for place, data in json_lines(path, FORM):
         if _LANGUAGES in data:
             texts = data[_LANGUAGES]
             if not isinstance(texts, dict) or len(texts) != 2:
                 raise InputError(f'{place}: "{_LANGUAGES}" is {shown(texts)}; give texts in two languages')
-            languages = languages or tuple(texts)
-            (first, second), given = languages, texts
+            if not named:
+                named = tuple(texts)
+                languages.told(path, named)
+            (first, second), given = named, texts
         else:
             first, second, given = _SOURCE, _TARGET, data
         if missing := [key for key in (first, second) if key not in given]:
             raise InputError(f'{place}: has {shown(list(given))} and no "{missing[0]}"; give {FORM}')
-        found.append(_pair(text_of(given, first, place), text_of(given, second, place), place))
-    return found, languages
+        yield _pair(text_of(given, first, place), text_of(given, second, place), place)
 
 
 def _pair(source: str, target: str, place: str) -> Pair:
@@ -89,14 +106,14 @@ def _pair(source: str, target: str, place: str) -> Pair:
     return source, target
 
 
-def _of_catalogue(path: Path) -> list[Pair]:
-    """Return what a gettext catalogue translates.
+def _of_catalogue(path: Path) -> Iterator[Pair]:
+    """Yield what a gettext catalogue translates.
 
     Entries that are fuzzy, obsolete or not translated are left out. Of one with a plural the singular and,
     where the language has two forms, the plural are pairs; of more forms none is that of English.
     """
     read_file(path)
-    return list(_messages(path))
+    yield from _messages(path)
 
 
 def _messages(path: Path) -> Iterator[Pair]:
@@ -120,28 +137,29 @@ def _messages(path: Path) -> Iterator[Pair]:
                 yield source, target
 
 
-def _of_columns(path: Path) -> list[Pair]:
-    found = []
+def _of_columns(path: Path) -> Iterator[Pair]:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         place, columns = f"data file {path}, line {number}", line.split("\t")
         if len(columns) != 2:
             raise InputError(f"{place}: has {len(columns)} columns; give a text, a tab and its translation")
-        found.append(_pair(columns[0], columns[1], place))
-    return found
+        yield _pair(columns[0], columns[1], place)
 
 
-def _in_step(source: Path, target: Path) -> list[Pair]:
-    """Return the lines of two files, of which those that are empty in both are left out."""
-    lines = [read_lines(path) for path in (source, target)]
-    if len(lines[0]) != len(lines[1]):
-        raise InputError(
-            f"data file {source} has {len(lines[0]):,} lines and {target} {len(lines[1]):,}; give two whose "
-            "lines are each other's translation, the source first"
-        )
-    return [
-        _pair(first, second, f"data files {source} and {target}, line {number}")
-        for number, (first, second) in enumerate(zip(*lines, strict=True), start=1)
-        if first.strip() or second.strip()
-    ]
+def _in_step(source: Path, target: Path) -> Iterator[Pair]:
+    """Yield the lines of two files, of which those that are empty in both are left out."""
+    sides = read_lines(source), read_lines(target)
+    for number, lines in enumerate(zip_longest(*sides), start=1):
+        first, second = lines
+        if first is None or second is None:
+            counts = [
+                number - (line is None) + sum(1 for _ in side)
+                for line, side in zip(lines, sides, strict=True)
+            ]
+            raise InputError(
+                f"data file {source} has {counts[0]:,} lines and {target} {counts[1]:,}; give two whose "
+                "lines are each other's translation, the source first"
+            )
+        if first.strip() or second.strip():
+            yield _pair(first, second, f"data files {source} and {target}, line {number}")

@@ -1,7 +1,7 @@
 """Pairs of texts of which the second is learned from the first, for encoder-decoders."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,12 @@ from cost_model.errors import InputError
 from hetpipe.data.dataset import (
     IGNORE_LABEL,
     TOKENS_FILE,
+    batches,
     load_tokens,
     replacing,
     write_token_ids,
 )
+from hetpipe.data.file_rows import FileRows
 from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import CountedTerms, IntArray, Learner, Reading, StepData
 from hetpipe.data.padded_texts import TEXTS_PER_WRITE, count_labels, cut_at
@@ -170,34 +172,42 @@ class PairDataset(CountedTerms):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Texts and their translations."""
+    """Texts and their translations, that were read and checked; sha256: of both sides."""
 
-    rows: list[Pair]
+    rows: FileRows[Pair]
+    sha256: str
+
+    @classmethod
+    def of(cls, rows: FileRows[Pair]) -> "Pairs":
+        """Read pairs from the first to the last.
+
+        Raises: InputError naming the line that is none.
+        """
+        with rows.read_once("reading the pairs"):
+            return cls(rows, texts_sha256(text for row in rows for text in row))
 
     @property
-    def sha256(self) -> str:
-        """Return the hash of both sides."""
-        return texts_sha256(text for row in self.rows for text in row)
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Return the texts of both sides, which share a vocabulary."""
-        return [text for row in self.rows for text in row]
+    def words(self) -> Iterator[str]:
+        """Yield the texts of both sides, which share a vocabulary."""
+        with self.rows.read_once("training a vocabulary on the pairs"):
+            yield from (text for row in self.rows for text in row)
 
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write the tokens of both sides, each cut to the length, and the targets as text.
 
         Raises: InputError if the model's vocabulary does not end texts as its configuration says.
         """
-        vocabulary, ends, num_cut = reading.vocabulary, [0], 0
+        vocabulary = reading.vocabulary
+        end = num_pairs = num_cut = 0
         told: list[str] = []
         with (
+            self.rows.read_once("splitting the pairs into tokens"),
             cut_at(vocabulary, reading.sequence_length),
             replacing(place / TARGETS_FILE) as targets,
+            replacing(place / ENDS_FILE) as ends,
             write_token_ids(place, vocabulary) as write,
         ):
-            for first in range(0, len(self.rows), TEXTS_PER_WRITE):
-                part = self.rows[first : first + TEXTS_PER_WRITE]
+            for part in batches(self.rows, lambda pair: sum(map(len, pair)), TEXTS_PER_WRITE):
                 encodings = vocabulary.encode_batch([text for row in part for text in row])
                 told = told or _languages_note(reading, encodings[0])
                 for encoding in encodings:
@@ -207,18 +217,18 @@ class Pairs:
                             f"of its config.json ({reading.inputs.end}); make them agree"
                         )
                     write(encoding.ids)
-                    ends.append(ends[-1] + len(encoding.ids))
+                    end += len(encoding.ids)
+                    ends.write(end.to_bytes(8, "little"))
+                num_pairs += len(part)
                 num_cut += sum(
                     bool(source.overflowing or target.overflowing)
                     for source, target in zip(encodings[::2], encodings[1::2], strict=True)
                 )
                 for _, target in part:
                     targets.write((json.dumps(target, ensure_ascii=False) + "\n").encode())
-        with replacing(place / ENDS_FILE) as file:
-            file.write(np.array(ends[1:], "<i8").tobytes())
         if num_cut:
             told.append(
-                f"{num_cut:,} of {len(self.rows):,} pairs have a side longer than {reading.sequence_length} "
+                f"{num_cut:,} of {num_pairs:,} pairs have a side longer than {reading.sequence_length} "
                 "tokens, which is cut there"
             )
         return told
@@ -249,6 +259,7 @@ class PairKind:
     is_brought = False
     packs = False
     fills = True
+    is_held = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the file is no JSON lines, or the first line is a pair."""
@@ -256,7 +267,11 @@ class PairKind:
 
     def read(self, paths: Sequence[Path], model: Learner) -> Pairs:
         """Read files; of none texts that are their own translation, to measure with."""
-        return Pairs(read_pairs(paths) if paths else [(text, text) for text in read_corpus()])
+
+        def rows() -> Iterator[Pair]:
+            return read_pairs(paths) if paths else ((text, text) for text in read_corpus())
+
+        return Pairs.of(FileRows.of(paths, rows))
 
     def load(self, place: Path, reading: Reading) -> PairDataset:
         """Return the pairs as samples."""

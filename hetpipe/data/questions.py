@@ -74,7 +74,8 @@ class Questions:
         following = 0  # how many windows of the same context
         with replacing(place / OFFSETS_FILE) as offsets:
 
-            def firsts(index: int, encoding: Encoding) -> Sequence[int]:
+            def firsts(numbered: tuple[int, Question], encoding: Encoding) -> Sequence[int]:
+                index, row = numbered
                 found = _context_offsets(encoding)
                 offsets.write(found.tobytes())
                 ends.append(ends[-1] + len(found))
@@ -84,18 +85,16 @@ class Questions:
                 windows.append(index)
                 if not (found[:, 0] != NO_OFFSET).any():
                     raise InputError(
-                        f"{self.rows[index].place}: the question leaves no room for its context in "
+                        f"{row.place}: the question leaves no room for its context in "
                         f"{reading.sequence_length} tokens; give a longer --sequence-length"
                     )
-                first, last = _answer_tokens(
-                    self.rows[index], found, is_first=is_first, is_last=not following
-                )
+                first, last = _answer_tokens(row, found, is_first=is_first, is_last=not following)
                 if overlap is not None and first == IGNORE_LABEL:
                     first = last = 0
                 lasts.append(last)
                 return [first]
 
-            pairs = [(row.question, row.context) for row in self.rows]
+            pairs = (((row.question, row.context), (index, row)) for index, row in enumerate(self.rows))
             if overlap is not None:
                 self._check_room(reading, overlap)
             told = write_padded(place, reading, pairs, firsts, cut="only_second", overlap=overlap)
@@ -211,6 +210,7 @@ class QuestionKind:
     is_brought = False
     packs = False
     fills = True
+    is_held = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has a context and a question, or the file is as SQuAD's."""

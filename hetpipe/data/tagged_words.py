@@ -1,6 +1,6 @@
 """Words with a tag each, for token classification: lines of JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from tokenizers import Encoding
 
 from cost_model.errors import InputError
 from hetpipe.data.dataset import IGNORE_LABEL
+from hetpipe.data.file_rows import FileRows
 from hetpipe.data.json_lines import first_line, json_lines, shown
 from hetpipe.data.kind import Learner, Reading
 from hetpipe.data.label_names import label_numbers, model_labels, number_of
@@ -19,26 +20,32 @@ from hetpipe.models.tasks import Task
 _WORDS, _TAGS = "tokens", "tags"
 _FORM = f'"{_WORDS}" and "{_TAGS}", lists of one length'
 
-TaggedWords = tuple[tuple[str, ...], tuple[int, ...]]
-"""Words, and the number of the tag of each."""
+TaggedWords = tuple[tuple[str, ...], tuple[int, ...], str]
+"""Words, the number of the tag of each, and the place of the line, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedTexts:
-    """Texts as words with a tag each; places: of the lines, for errors."""
+    """Texts as words with a tag each, that were read and checked; sha256: of words and tags."""
 
-    rows: list[TaggedWords]
-    places: list[str]
+    rows: FileRows[TaggedWords]
+    sha256: str
+
+    @classmethod
+    def of(cls, rows: FileRows[TaggedWords]) -> "TaggedTexts":
+        """Read rows from the first to the last.
+
+        Raises: InputError naming the line that is none.
+        """
+        with rows.read_once("reading the words"):
+            parts = (part for words, tags, _ in rows for part in (*words, *map(str, tags), "\n"))
+            return cls(rows, texts_sha256(parts))
 
     @property
-    def sha256(self) -> str:
-        """Return the hash of words and tags."""
-        return texts_sha256(part for words, tags in self.rows for part in (*words, *map(str, tags), "\n"))
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Return the words, each by itself, as they are split into tokens."""
-        return [word for words, _ in self.rows for word in words]
+    def words(self) -> Iterator[str]:
+        """Yield the words, each by itself, as they are split into tokens."""
+        with self.rows.read_once("training a vocabulary on the words"):
+            yield from (word for words, _, _ in self.rows for word in words)
 
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write their tokens; the first of a word has its tag, what follows in it none.
@@ -46,8 +53,8 @@ class TaggedTexts:
         Raises: InputError if a word gives no token, so that its tag could not be learned.
         """
 
-        def labels(index: int, encoding: Encoding) -> list[int]:
-            _, tags = self.rows[index]
+        def labels(row: TaggedWords, encoding: Encoding) -> list[int]:
+            words, tags, where = row
             found, seen = [], 0  # words whose first token was there
             for word in encoding.word_ids:
                 if word is None or word < seen:
@@ -59,13 +66,14 @@ class TaggedTexts:
                 seen += 1
             if len(found) < len(encoding.ids) or (not encoding.overflowing and seen < len(tags)):
                 raise InputError(
-                    f"{self.places[index]}: {shown(self.rows[index][0][seen])} gives no token of this "
+                    f"{where}: {shown(words[seen])} gives no token of this "
                     "vocabulary, so its tag cannot be learned; take both out"
                 )
             return found
 
-        texts = [list(words) for words, _ in self.rows]
-        return write_padded(place, reading, texts, labels, is_pretokenized=True)
+        texts = ((list(row[0]), row) for row in self.rows)
+        with self.rows.read_once("splitting the words into tokens"):
+            return write_padded(place, reading, texts, labels, is_pretokenized=True)
 
 
 class TaggedWordKind:
@@ -78,6 +86,7 @@ class TaggedWordKind:
     is_brought = False
     packs = False
     fills = True
+    is_held = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has words and tags."""
@@ -86,16 +95,16 @@ class TaggedWordKind:
     def read(self, paths: Sequence[Path], model: Learner) -> TaggedTexts:
         """Read files; of none words with tags without sense, to measure with."""
         names = model_labels(model)
-        if not paths:
-            texts = [tuple(text.split()) for text in read_corpus()]
-            rows = [(words, tuple(len(word) % len(names) for word in words)) for words in texts]
-            return TaggedTexts(rows, [""] * len(rows))
-        numbers, rows, places = label_numbers(names), [], []
-        for path in paths:
-            for place, data in json_lines(path, _FORM):
-                rows.append(_row(place, data, numbers))
-                places.append(place)
-        return TaggedTexts(rows, places)
+        numbers = label_numbers(names)
+
+        def rows() -> Iterator[TaggedWords]:
+            for text in () if paths else read_corpus():
+                words = tuple(text.split())
+                yield words, tuple(len(word) % len(names) for word in words), ""
+            for path in paths:
+                yield from (_row(place, data, numbers) for place, data in json_lines(path, _FORM))
+
+        return TaggedTexts.of(FileRows.of(paths, rows))
 
     def load(self, place: Path, reading: Reading) -> PaddedTexts:
         """Return the texts as samples."""
@@ -111,7 +120,7 @@ def _row(place: str, data: dict[str, object], numbers: Mapping[str, int]) -> Tag
     for word in words:
         if not isinstance(word, str) or not word.strip():
             raise InputError(f"{place}: {shown(word)} is no word; give texts, or take it out with its tag")
-    return tuple(words), tuple(number_of(tag, numbers, place) for tag in tags)
+    return tuple(words), tuple(number_of(tag, numbers, place) for tag in tags), place
 
 
 TAGGED_WORDS = TaggedWordKind()

@@ -151,10 +151,11 @@ class TextKind:
     is_brought = True
     packs = True
     fills = False
+    is_held = False
 
     def holds(self, path: Path) -> bool:
-        """Return whether it has no rows, or the first has a text."""
-        return not has_rows(path) or _KEY in first_line(path)
+        """Return whether it has no rows, or the first has a text; JSON as a whole is no text."""
+        return path.suffix.lower() != ".json" and (not has_rows(path) or _KEY in first_line(path))
 
     def read(self, paths: Sequence[Path], model: Learner) -> Texts | LongTexts:
         """Read files, or the reference manual; long files are checked and not held."""

@@ -156,6 +156,7 @@ class TokenKind:
     is_brought = False
     packs = False
     fills = False
+    is_held = False
 
     def holds(self, path: Path) -> bool:
         """Return whether a file is called so."""

@@ -79,7 +79,7 @@ def test_each_form_of_a_chat_is_read(tmp_path, line):
     path = tmp_path / "chats.jsonl"
     path.write_text("\n" + json.dumps(line) + "\r\n\n")
     kind, content = read_data([path], GPT2)
-    assert kind is CHAT_KIND and list(content.chats) == [tuple(ASKED)]
+    assert kind is CHAT_KIND and list(content.rows) == [tuple(ASKED)]
 
 
 def test_lines_of_text_are_documents(tmp_path):

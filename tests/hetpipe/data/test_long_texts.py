@@ -23,6 +23,8 @@ from hetpipe.data.kind import Reading
 from hetpipe.data.kinds import read_data
 from hetpipe.data.listened import listening
 from hetpipe.data.long_texts import lines_in, text_lines
+from hetpipe.data.padded_texts import mark_ends
+from hetpipe.data.pairs import mark_ends_of_pairs
 from hetpipe.data.task import prepare_data, registered_task
 from hetpipe.data.texts import LongTexts, Texts, read_corpus
 from hetpipe.data.vocabulary import train_vocabulary
@@ -31,6 +33,7 @@ from hetpipe.models.names import model_entry
 from hetpipe.runs.cache import texts_folder
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
+from other_folders import save_other
 from runs import chain_plan, made_up_profile, run
 
 GPT2 = model_entry("gpt2-tiny")
@@ -96,6 +99,70 @@ def test_what_is_not_held_is_the_same(tmp_path, monkeypatch):
     assert told == [f"{count:,} tokens of 2 files, {size}, kept in the cache (hetpipe cache)"]
     for name in ("tokens.bin", "tokens.json", "ends.bin", "vocabulary.json", "data.json"):
         assert (long.path / name).read_bytes() == (held.path / name).read_bytes(), name
+
+
+MODELS = {
+    "labels": "BertForSequenceClassification",
+    "tags": "BertForTokenClassification",
+    "pairs": "MarianMTModel",
+}
+"""What learns rows, by what they have."""
+
+
+def row_files(place: Path) -> dict[str, list[Path]]:
+    """Write files of rows, by what learns them: of many lengths, with marks, all ends of lines."""
+    documents = read_corpus()[:40]
+    texts = [f"{document[: 40 * index]} \u2028 Grüße" for index, document in enumerate(documents, 1)]
+    lines = [" ".join(text.split()) for text in texts]
+    rows = {
+        "labels": [
+            {"text": text, "label": at % 2} | ({"text_pair": text[::-1]} if at % 3 else {})
+            for at, text in enumerate(texts)
+        ],
+        "tags": [
+            {"tokens": line.split(), "tags": [len(word) % 2 for word in line.split()]} for line in lines
+        ],
+        "pairs": [{"source": text, "target": text[::-1]} for text in texts],
+    }
+    found = {}
+    for name, written in rows.items():
+        (place / f"{name}.jsonl").write_text("\ufeff" + "\n\n".join(map(json.dumps, written)))
+        found[name] = [place / f"{name}.jsonl"]
+    for end, side in (("en", lines), ("de", lines[::-1])):
+        (place / f"a.{end}").write_bytes("\r\n".join([*side, ""]).encode())
+    (place / "a.tsv").write_text("\n".join(f"{line}\t{line[::-1]}" for line in lines))
+    found["pairs"] += [place / name for name in ("a.en", "a.de", "a.tsv")]
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_are_not_held_are_the_same(tmp_path, monkeypatch, name):
+    save_other(tmp_path / name, MODELS[name])
+    spec, files = model_spec(str(tmp_path / name)), row_files(tmp_path)[name]
+    vocabulary = train_vocabulary(read_corpus()[:5], 512)
+    if name == "pairs":
+        mark_ends_of_pairs(vocabulary, spec.inputs, name)
+    else:
+        mark_ends(vocabulary)
+    told, content = {}, {}
+    for place, held in (("held", 1 << 24), ("long", 0)):
+        monkeypatch.setattr(HELD, held)
+        (tmp_path / place).mkdir()
+        others = tmp_path / "template", tmp_path / "images"
+        kind, content[place] = read_data(files, spec)
+        assert (content[place].rows.held is None) == (place == "long")
+        reading = Reading(spec, spec.inputs, vocabulary, *others, 16, 3)
+        told[place] = content[place].write(tmp_path / place, reading)
+    assert content["held"].sha256 == content["long"].sha256
+    assert list(content["held"].words) == list(content["long"].words)
+    assert told["held"] == told["long"] and told["held"]
+    for part in kind.files:
+        written = (tmp_path / "long" / part).read_bytes()
+        assert written and written == (tmp_path / "held" / part).read_bytes(), part
+    with files[0].open("a") as file:
+        file.write("\n")
+    with pytest.raises(InputError, match="was changed while it was read; begin again"):
+        content["long"].write(tmp_path / "long", reading)
 
 
 @pytest.mark.parametrize(
@@ -281,31 +348,36 @@ def test_the_cache_is_listed_and_emptied(tmp_path, nothing_is_held, hetpipe):
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from hetpipe.data.kind import Reading
 from hetpipe.data.kinds import kind_of
 from hetpipe.models.huggingface import model_spec
 
 vocabulary = Tokenizer(models.WordLevel({"a": 0, "</s>": 1, "b": 2}, unk_token="a"))
 vocabulary.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-spec, place = model_spec("gpt2-tiny"), Path(sys.argv[1])
-reading = Reading(spec, spec.inputs, vocabulary, place / "template", place / "images", 16, 3)
+vocabulary.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+place = Path(sys.argv[1])
 
-def read(path):
-    kind = kind_of([path], spec)
-    kind.read([path], spec).write(place, reading)
+def read(spec, paths):
+    reading = Reading(spec, spec.inputs, vocabulary, place / "template", place / "images", 16, 3)
+    kind = kind_of(paths, spec)
+    kind.read(paths, spec).write(place, reading)
     return kind.load(place, reading)
 
-paths = [Path(path) for path in sys.argv[3:]]
-for path in paths:
-    read(path.with_name(f"small-{path.name}"))  # so that all modules and threads are there
+given = []
+for argument in sys.argv[3:]:
+    model, _, names = argument.partition("=")
+    given.append((model_spec(model), [Path(name) for name in names.split(",")]))
+for spec, paths in given:
+    small = [path.with_name(f"small-{path.name}") for path in paths]
+    read(spec, small)  # so that all modules and threads are there
 used = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[2]),) * 2)
-for path in paths:
-    samples = read(path)
-    print(path.name, samples.num_samples, samples.batch(10**6, 4).input_ids.shape, flush=True)
+for spec, paths in given:
+    samples = read(spec, paths)
+    print(paths[0].name, samples.num_samples, samples.batch(10**6, 4).input_ids.shape, flush=True)
     try:
-        path.read_bytes()
+        paths[0].read_bytes()
     except MemoryError:
         print("too large to hold", flush=True)
 """
@@ -321,12 +393,22 @@ def test_files_larger_than_memory_are_read_in_little(tmp_path):
         "one-line.txt": rest + "a b",
         "rows.jsonl": json.dumps({"text": "a b", "more": rest}) + "\n",
         "chats.jsonl": json.dumps({"prompt": "a", "completion": "b", "more": rest}) + "\n",
+        "labels.jsonl": json.dumps({"text": rest + "a b", "label": 1}) + "\n",
+        "tags.jsonl": json.dumps({"tokens": [rest + "a", "b"], "tags": [0, 1]}) + "\n",
+        "pairs.jsonl": json.dumps({"source": "a", "target": rest + "b"}) + "\n",
+        "side.en": f"a{rest}\r\n",
+        "side.de": f"b{rest}\n",
     }
     for name, line in lines.items():
         (tmp_path / name).write_text(line * 12_300)
         (tmp_path / f"small-{name}").write_text(line * 100)
         assert (tmp_path / name).stat().st_size > 46 << 20
     (tmp_path / "place").mkdir()
+    for name, architecture in MODELS.items():
+        save_other(tmp_path / name, architecture, **({"eos_token_id": 1} if name == "pairs" else {}))
+    given = {name: [name] for name in lines if name != "side.de"}
+    given["side.en"].append("side.de")
+    model_of = {name: str(tmp_path / name) for name in MODELS} | {"side": str(tmp_path / "pairs")}
     result = subprocess.run(
         [
             sys.executable,
@@ -334,7 +416,11 @@ def test_files_larger_than_memory_are_read_in_little(tmp_path):
             LIMITED,
             str(tmp_path / "place"),
             str(24 << 20),
-            *(str(tmp_path / name) for name in lines),
+            *(
+                f"{model_of.get(Path(name).stem, 'gpt2-tiny')}="
+                + ",".join(str(tmp_path / each) for each in names)
+                for name, names in given.items()
+            ),
         ],
         capture_output=True,
         text=True,
@@ -342,8 +428,8 @@ def test_files_larger_than_memory_are_read_in_little(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     told = result.stdout.splitlines()
-    assert told[1::2] == ["too large to hold"] * 4
-    assert [line.split()[0] for line in told[::2]] == list(lines)
+    assert told[1::2] == ["too large to hold"] * len(given)
+    assert [line.split()[0] for line in told[::2]] == list(given)
     assert all(int(line.split()[1]) > 1000 and line.endswith("(4, 16)") for line in told[::2])
 
 
