@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cost_model.dtypes import lacks_units
 from cost_model.profile import ModelProfile
 from hetpipe.runs.metric_sinks import SinkKind
 from hetpipe.runs.optimizers import OPTIONS
@@ -51,6 +52,7 @@ def job_text(
         "timeout": f"{settings.timeout_s!r} s",
         "max_restarts": max_restarts,
         "log": [str(kind) for kind in log] or None,
+        "allow_slow": any(lacks_units(dtype, kind) for kind, dtype in profile.dtypes.items()) or None,
     }
     lines = [f"{name} = {_toml(value)}\n" for name, value in options.items() if value is not None]
     return "".join((HEAD.format(folder.job), *lines, *_adapters(settings)))

@@ -1,12 +1,23 @@
 """Run files: what they give, what an option on the command line changes, and what is refused."""
 
+import dataclasses
+import inspect
+import json
+import tomllib
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from typer.main import get_command
 
-from cost_model.profile import profile_text
+from cost_model.profile import ModelProfile, profile_text
+from hetpipe.cli import app
+from hetpipe.commands.job_file import job_text
+from hetpipe.commands.run import run_command
+from hetpipe.runs.lora import parse_lora
+from hetpipe.runs.metric_sinks import SinkKind
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import read_settings
+from hetpipe.runs.settings import Settings, checked_settings, read_settings
 from partition.plan_file import plan_text
 from runs import CPU_CLUSTER, chain_plan, made_up_profile
 from shell import Shell
@@ -49,6 +60,125 @@ def test_run_takes_a_file_without_an_option_and_only_one(hetpipe: Shell):
     hetpipe.write("job.toml", 'model = "bert-tiny"\n')
     result = hetpipe("run job.toml --run-file job.toml")
     assert (result.code, "is a second run file; give one" in result.err) == (2, True), result
+
+
+def command_of_run() -> tuple[Any, Any]:
+    """Return the verb as typer has it, and the context that it is called in."""
+    verbs: Any = get_command(app)
+    whole = verbs.make_context("hetpipe", [], resilient_parsing=True)
+    return verbs.get_command(whole, "run"), whole
+
+
+def parameters_of_run() -> dict[str, Any]:
+    """Return the parameters of `hetpipe run` by the names of their options, as run files have them."""
+    named = (
+        (next((option for option in parameter.opts if option.startswith("--")), ""), parameter)
+        for parameter in command_of_run()[0].params
+    )
+    found = {option.removeprefix("--").replace("-", "_"): parameter for option, parameter in named}
+    return {name: parameter for name, parameter in found.items() if name not in ("", "help", "run_file")}
+
+
+def other_value(parameter: Any) -> Any:
+    """Return a value of a parameter that is not its default, as a run file has it, by its annotation."""
+    hint = get_args(inspect.signature(run_command).parameters[parameter.name].annotation)[0]
+    (hint,) = [each for each in get_args(hint) or (hint,) if each is not type(None)]
+    (kind,) = get_args(hint) or (hint,)
+    if kind is bool:
+        return not parameter.default
+    value: Any = {int: 7, float: 0.25, Path: "cluster.toml", str: "7"}.get(kind)
+    if value is None:  # one of several words
+        value = next(str(each) for each in kind if each != parameter.default)
+    return [value] if parameter.multiple else value
+
+
+def test_every_option_of_run_may_stand_in_a_run_file(hetpipe: Shell):
+    """By what typer knows of the verb, so that an option which is added later is tried, too."""
+    command, whole = command_of_run()
+    given = parameters_of_run()
+    lines, words = ['model = "x"\n'], ["--lora", "r=4,targets=q_proj", "--load-in", "7"]
+    for name, parameter in given.items():
+        if name in ("lora", "adapter", "load_in"):  # which are the [lora] table
+            continue
+        value = other_value(parameter)
+        lines += [] if name == "model" else [f"{name} = {json.dumps(value)}\n"]
+        flags = parameter.secondary_opts if value is False else parameter.opts
+        words.append(next(flag for flag in flags if flag.startswith("--")))
+        words += [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
+    words[words.index("--model") + 1] = "x"
+    table = '[lora]\nr = 4\ntargets = "q_proj"\nload_in = "7"\n'
+    hetpipe.write("job.toml", "".join([*lines, table]))
+    of_file, of_words = (
+        command.make_context("run", arguments, parent=whole).params for arguments in (["job.toml"], words)
+    )
+    assert of_file.pop("job").name == "job.toml" and of_words.pop("job") is None
+    lora = of_file.pop("lora"), of_words.pop("lora")
+    assert lora[0] == parse_lora(lora[1]).text
+    assert of_file == of_words
+    defaults = {parameter.name: parameter.default for parameter in given.values()}
+    as_before = {name for name in defaults.keys() & of_file.keys() if of_file[name] == defaults[name]}
+    assert as_before == {"adapter"} and len(of_file) > 60
+
+
+NOT_IN_JOB = {
+    "profile.json": "dtype sequence_length loss_chunks compile profile_budget remeasure",
+    "plan.json": "strategy global_batch_size tokens_per_step microbatch_size gradient_dtype pin exclude "
+    "pipelines max_devices no_proof proof_seconds",
+    "its [lora] table": "lora adapter load_in",
+    "nowhere: it begins anew, under this plan": "resume override adapt dry_run run_folder",
+    "nowhere: it is of one host": "rendezvous node token_file trust_network hosts ssh_config print_launch "
+    "wait",
+    "nowhere: it is of what is shown": "quiet verbose json",
+}
+"""Where a run leaves the options that are not in its job.toml."""
+
+
+def job_of(place: Path, settings: Settings, profile: ModelProfile, **others: Any) -> dict[str, Any]:
+    return tomllib.loads(job_text(RunFolder(place), settings, profile, 1, **others))
+
+
+def test_a_run_leaves_every_option(hetpipe: Shell):
+    """What is asked for on the command line is asked for again by the job that is left."""
+    place = hetpipe.folder / "left"
+    place.mkdir()
+    profile = made_up_profile("gpt2-tiny")
+    for folder in (hetpipe.folder, place):
+        (folder / "cluster.toml").write_text(CPU_CLUSTER)
+        (folder / "profile.json").write_text(profile_text(profile))
+        (folder / "plan.json").write_text(plan_text(chain_plan("gpt2-tiny", [0, 3, 6], 16)))
+    hetpipe.write("text.txt", "a text\n" * 400)
+    found: list[Settings] = []
+    for options in (
+        "--optimizer adam --betas 0.7,0.8 --epsilon 1e-7 --every '3 s' --pack --warmup-steps 2",
+        "--optimizer rmsprop --momentum 0.5 --rho 0.8 --every 3 --schedule gpipe --clock cpu --decay cosine",
+    ):
+        files = "--cluster cluster.toml --profile profile.json --plan plan.json --data text.txt"
+        more = "--eval-data text.txt --eval-every 2 --patience 3 --steps 4 --total-steps 9 --seed 5 --no-save"
+        rest = "--learning-rate 0.01 --weight-decay 0.2 --clip-norm 0.3 --keep 2 --timeout 2min --dry-run"
+        asked = hetpipe(f"run --model gpt2-tiny {files} {options} {more} {rest} --json")
+        assert asked.code == 0, asked.err
+        values = {key: value for key, value in asked.json["settings"].items() if key != "format"}
+        found.append(checked_settings(**values))
+        hetpipe.write("job.toml", job_text(RunFolder(place), found[-1], profile, 1))
+        assert hetpipe("run job.toml --dry-run --json").json == asked.json
+    usual = Settings(steps=1)
+    asked_for = {
+        entry.name
+        for entry in dataclasses.fields(Settings)
+        if entry.init and any(getattr(each, entry.name) != getattr(usual, entry.name) for each in found)
+    }
+    rest = {"best": "f1", "group_by_length": True, "doc_stride": 3, "eval_data": ("x",), "model_folder": "x"}
+    settings = Settings(steps=1, **rest)
+    of_adapters = {"lora", "adapter", "load_in"}
+    every = {entry.name for entry in dataclasses.fields(Settings) if entry.init}
+    assert every == asked_for | rest.keys() | of_adapters | {"warmup", "resume_from"}, "give it in this test"
+    kinds = {"P100-PCIE": profile.kinds["cpu"]}
+    slow = dataclasses.replace(profile, dtype="bfloat16-autocast", kinds=kinds)
+    left = {*job_of(place, settings, slow, log=(SinkKind.TENSORBOARD,))}
+    for each in found:
+        left |= job_of(place, each, profile).keys()
+    elsewhere = [name for names in NOT_IN_JOB.values() for name in names.split()]
+    assert sorted([*left, *elsewhere]) == sorted(parameters_of_run())
 
 
 @pytest.mark.slow
