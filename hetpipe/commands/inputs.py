@@ -237,7 +237,7 @@ def get_profile(
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
             loss_chunks=options.loss_chunks,
             compiled=options.compiled,
-            use_cache=not options.remeasure, run=run,
+            use_cache=not options.remeasure, run=run, tell=warn,
         )  # fmt: skip
     note(how.said)
     warn_of_doubts(profile)

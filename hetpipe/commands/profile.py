@@ -268,7 +268,7 @@ def measure(
                 load_in=entry.load_in,
                 loss_chunks=options.loss_chunks,
                 compiled=options.compiled,
-                use_cache=not options.remeasure, run=options.decided,
+                use_cache=not options.remeasure, run=options.decided, tell=warn,
             )  # fmt: skip
 
     if not hosts.are_several:

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def profile_model(
     loss_chunks: int | None = None,
     compiled: bool = False,
     run: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = warnings.warn,
 ) -> ModelProfile:
     """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 
@@ -123,8 +125,8 @@ def profile_model(
     importable `TaskFactory`, which is never cached. lora: of adapters that are trained in place of the model.
     load_in: "4bit" or "8bit", in which the matrices beside them are held. loss_chunks: into how many chunks
     of a microbatch's tokens the loss is cut; None: none. compiled: whether blocks are compiled. run: those of
-    the `Settings` of a run that decide what layers cost: pack, optimizer,
-    momentum.
+    the `Settings` of a run that decide what layers cost: pack, optimizer, momentum. tell: takes a sentence
+    where the cache cannot be written.
 
     Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
@@ -175,8 +177,12 @@ def profile_model(
     merged = _with_links(merge(profiles), cluster)
     whole = microbatch_sizes is None or not left_out(merged, microbatch_sizes)
     if keeps and whole and not doubtful_kinds(merged):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, profile_text(merged))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, profile_text(merged))
+        except OSError as error:
+            reason = f"{path.parent} cannot be written ({error.strerror})"
+            tell(f"{reason}, so that what was measured is not kept and the next call measures anew")
     return merged
 
 

@@ -144,3 +144,17 @@ def test_a_file_of_the_cache_that_cannot_be_read_is_listed_and_cleared(hetpipe, 
     (folder / "old.json").write_text("{}")
     assert "cannot be read: old.json" in hetpipe("cache").out
     assert hetpipe("cache --clear").code == 0 and not list(folder.iterdir())
+
+
+def test_where_the_cache_cannot_be_written_it_is_said_and_the_profile_taken(hetpipe, measured, monkeypatch):
+    """As in a container whose home is read-only: a minute of measuring had ended with exit code 2."""
+    (hetpipe.folder / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(hetpipe.folder / "file"))
+    measured(known_to(0.012), known_to(0.012))
+    result = hetpipe(f"plan --no-proof {MEASURE}")
+    assert result.code == 0 and "strategy" in result.out
+    place = hetpipe.folder / "file" / "hetpipe" / "profiles"
+    said = f"warning: {place} cannot be written (Not a directory), so that what was measured is not kept"
+    assert result.err.count(said) == 1
+    with pytest.warns(UserWarning, match=r"profiles cannot be written \(Not a directory\)"):
+        profiled(hetpipe.folder)
