@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -54,7 +55,8 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
                 content += piece
         if len(content) > most_bytes:
             raise InputError(f"{path}: larger than {most_bytes:,} bytes; is it the right file?")
-        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        text = content.decode("utf-8").removeprefix("\ufeff")  # the mark that some editors put before a text
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -66,17 +68,29 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
 def read_json(path: Path) -> Any:
     """Return the data of a JSON file.
 
-    Raises: InputError if it cannot be read or is not JSON; says where.
+    Raises: InputError if it cannot be read, is not JSON, or has a key twice; says where.
     """
     text = read_text(path)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_each_once)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply; is it the right file?") from None
     except ValueError:
         raise InputError(f"{path}: holds a number of thousands of digits; is it the right file?") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; the parser would take the last of a key that is there twice, unsaid."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    counts = Counter(key for key, _ in pairs)
+    twice = next(key for key, count in counts.items() if count > 1)
+    raise InputError(f"key {twice[:LONGEST_SHOWN]!r} is there twice; leave one of them out")
 
 
 def read_toml(path: Path) -> Any:

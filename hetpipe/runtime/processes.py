@@ -56,8 +56,13 @@ OpenStore = Callable[[int], "Store"]
 
 
 def under_torchrun() -> bool:
-    """Return whether torchrun, or a scheduler with the same variables, started this process."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    """Return whether torchrun, or what sets the same variables, started this; InputError if one is wrong."""
+    if not all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return False
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not (value := os.environ[name]).isdecimal():
+            raise InputError(f"{name} is {value!r} in the environment, and no number; unset it")
+    return True
 
 
 @dataclass(frozen=True, slots=True)

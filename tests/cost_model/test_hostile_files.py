@@ -124,6 +124,17 @@ def test_texts_in_any_language_and_line_ends_are_read(tmp_path):
     assert read_cluster(path).devices
     path.write_bytes('{"a": "Größe 大\\n\\tzwei"}\r\n'.encode())
     assert read_json(path) == {"a": "Größe 大\n\tzwei"}
+    for content, read in ((CLUSTER_TOML, read_cluster), ('{"a": 1}', read_json)):
+        path.write_text("\ufeff" + content)  # as editors on Windows write it
+        assert read(path)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 1}', '[{"b": {"a": {}, "a": 3}}]'])
+def test_a_key_that_is_there_twice_is_refused(tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"plan\.json: key 'a' is there twice; leave one of them out"):
+        read_json(path)
 
 
 def test_a_file_is_written_beside_links_and_leaves_nothing(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Whatever a hostile or clumsy user gives a verb ends in one line and exit code 2, and writes nothing."""
 
+import gzip
 import json
 import os
 import shlex
@@ -35,6 +36,10 @@ CLUSTERS = {
     "host-memory-below.toml": ('name = "a"', f'name = "a"\nhost_memory = "-1 GiB"\n{HOST_LINK}'),
     "host-link-text.toml": ('name = "a"', 'name = "a"\nhost_memory = "1 GiB"\nhost_link = "12 GB/s"'),
     "memory.toml": ('"10 kB"', '"1e999 kB"'),
+    "key-twice.toml": ('name = "a"', 'name = "a"\nname = "b"'),
+    "half.toml": ('kind = "fast"', 'kind = "fast", count = 1.5'),
+    "no-latency.toml": ("latency = ", "latencie = "),
+    "slow.toml": ('kind = "fast"', 'kind = "fast", speed = 0'),
 }
 """Cluster files with one mistake: what is replaced, and by what."""
 ONE_EMULATED = """
@@ -46,6 +51,13 @@ name = "a"
 devices = [{ kind = "emulated", memory = "2 GiB", driver_memory = "0 B" }]
 """
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+CONFIGURATIONS: dict[str, dict[str, object]] = {
+    "words": {"vocab_size": "x"},
+    "deep": {"n_layer": 10**7},
+    "heads": {"n_embd": 16, "n_head": 3},
+    "other-type": {"model_type": "llama"},
+}
+"""What folders with a configuration of GPT-2 have otherwise."""
 LINES = {
     "demo": """
         demo -o cluster.toml
@@ -152,6 +164,10 @@ LINES = {
         plan {KNOWN} -o cluster.toml
         plan {KNOWN} -o profile.json
         plan {KNOWN} -o /dev/null
+        plan {KNOWN} --pin a/0=0-99
+        plan {KNOWN} --exclude a --exclude b
+        plan {KNOWN} --pipelines 9
+        plan --cluster cluster.toml --profile cut.json
     """,
     "explain": f"""
         explain {KNOWN}
@@ -163,6 +179,8 @@ LINES = {
         explain plan.json --profile profile.json
         explain plan.json {KNOWN} --optimizer sgd --momentum 5
         explain plan.json {KNOWN} --model bert-tniy
+        explain twice.json {KNOWN}
+        explain plan.json --cluster one.toml --profile profile.json
     """,
     "simulate": f"""
         simulate full {KNOWN}
@@ -201,6 +219,9 @@ LINES = {
         check --model bert-tiny --run-file strange.toml
         check --model ./words
         check --model ./deep
+        check --model ./heads
+        check --model ./no-config
+        check --model ./other-type
     """,
     "run": f"""
         run
@@ -288,6 +309,29 @@ LINES = {
         {TINY} --data half.jsonl
         {TINY} --data few-words.txt --data chats.jsonl
         {TINY} --data few-words.txt --eval-data half.jsonl
+        {TINY} --data packed.txt.gz
+        {TINY} --data utf16
+        {TINY} --data pipe
+        {TINY} --data /dev/zero
+        {TINY} --data /dev/null
+        {TINY} --data empty-folder
+        {TINY} --data array.json
+        {TINY} --data few-words.txt --eval-data pipe
+        {TINY} --data few-words.txt --data few-words.txt --eval-data empty-folder
+        {TINY} --seed -1
+        {TINY} --every -5
+        {TINY} --timeout 5
+        {TINY} --best accuracy --eval-data few-words.txt
+        {TINY} --run-folder /dev/null/run
+        {TINY} --run-folder cluster.toml
+        {TINY} --resume few-words.txt
+        {TINY} --plan twice.json
+        {TINY} --lora r=2,targets=query --adapter full
+        run --model bert–tiny --cluster one.toml
+        run twice.toml
+        run marked.toml
+        run numbers.toml words.toml
+        run data.toml
     """,
     "plot": f"""
         plot
@@ -376,6 +420,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "bert.json": profile_text(made_up_profile("bert-tiny", kind="emulated")),
         "one.toml": ONE_EMULATED,
         "few-words.txt": "hello world",
+        "array.json": '[{"text": "hello"}]',
+        "cut.json": json.dumps(profile)[:300],
+        "twice.json": json.dumps(plan).replace('"strategy"', '"strategy": "x", "strategy"', 1),
+        "twice.toml": 'model = "bert-tiny"\nmodel = "gpt2"',
+        "marked.toml": '\ufeffmodel = "bert-tiny"\ncluster = "cluster.toml"\nsteps = -1',
+        "data.toml": 'model = "bert-tiny"\ncluster = "cluster.toml"\ndata = [1, 2]',
         "chats.jsonl": '{"prompt": "Who?", "completion": "The ship."}\n',
         "half.jsonl": '{"prompt": "Who?", "completion": "The ship."}\n{"prompt": "Whe',
         "empty": "",
@@ -404,9 +454,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (place / name).write_text(CLUSTER_TOML.replace(old, new, 1))
     (place / "latin").write_bytes(b'{"name": "caf\xe9"}')
     (place / "utf16").write_bytes('name = "a"'.encode("utf-16"))
-    for name, change in (("words", {"vocab_size": "x"}), ("deep", {"n_layer": 10**7})):
+    for name, change in CONFIGURATIONS.items():
         (place / name).mkdir()
         (place / name / "config.json").write_text(json.dumps(GPT2 | change))
+    (place / "no-config" / "config.json").mkdir(parents=True)
+    (place / "empty-folder").mkdir()
+    (place / "packed.txt.gz").write_bytes(gzip.compress(b"hello world\n" * 999))
+    os.mkfifo(place / "pipe")
     (place / "full").mkdir()
     (place / "full" / "mine.txt").write_text("mine")
     (place / "broken-run").mkdir()
