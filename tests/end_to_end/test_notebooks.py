@@ -44,6 +44,15 @@ def pictures_of(book: nbformat.NotebookNode) -> dict[str, int]:
     }
 
 
+def all_have_alternative_text(book: nbformat.NotebookNode) -> bool:
+    return all(
+        output.metadata.get("image/png", {}).get("alt")
+        for cell in book.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    )
+
+
 def test_there_is_a_notebook():
     assert NOTEBOOKS
 
@@ -65,12 +74,11 @@ def test_the_notebook_runs_from_any_working_directory(path, tmp_path):
     run_quickly(book, tmp_path)
     assert not list(tmp_path.iterdir()), "the notebook wrote to the working directory"
     assert pictures_of(book) == stored
-    assert all(
-        output.metadata["image/png"]["alt"]
-        for cell in book.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    )
+    assert all_have_alternative_text(book)
+
+
+def test_stored_pictures_of_the_explorer_have_alternative_text():
+    assert all_have_alternative_text(read(ROOT / "notebooks" / "01_partition_explorer.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
