@@ -4,18 +4,10 @@ from typing import Any
 
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
-from hetpipe.models.huggingface_folder import (
-    ALSO_TESTED,
-    ARCHITECTURES,
-    CLASSIFIERS_TESTED,
-    TRANSLATORS_TESTED,
-    task_of,
-)
+from hetpipe.models.huggingface_folder import TESTED, task_of
 from hetpipe.models.names import MODEL_ENTRIES
 from hetpipe.models.tasks import Task
 from hetpipe.reporting.tables import new_table, show
-
-_TESTED = (*ARCHITECTURES, *ALSO_TESTED, *CLASSIFIERS_TESTED, *TRANSLATORS_TESTED)
 
 
 def models_command(json: JsonOption = False) -> None:
@@ -28,7 +20,7 @@ def models_command(json: JsonOption = False) -> None:
         names.add_row(model.name, str(model.task), model.description)
     folders = new_table("task", "architectures of a folder")
     for task in Task:
-        taken = [name for name in _TESTED if task_of(name) == task]
+        taken = [name for name in TESTED if task_of(name) == task]
         folders.add_row(str(task), ", ".join(sorted(taken, key=str.lower)))
     show(
         [
@@ -48,5 +40,5 @@ def _as_json() -> dict[str, Any]:
             {"name": model.name, "task": str(model.task), "description": model.description}
             for model in MODEL_ENTRIES
         ],
-        "architectures": [{"name": name, "task": task_of(name)} for name in _TESTED],
+        "architectures": [{"name": name, "task": task_of(name)} for name in TESTED],
     }

@@ -1,5 +1,6 @@
 """Hugging Face folders, as far as they are read without torch: configuration, weight headers."""
 
+import difflib
 import json
 import re
 import struct
@@ -65,6 +66,10 @@ TRANSLATORS_TESTED = (
     "UMT5ForConditionalGeneration",
 )
 """The same, of encoder-decoders."""
+
+TESTED = (*ARCHITECTURES, *ALSO_TESTED, *CLASSIFIERS_TESTED, *TRANSLATORS_TESTED)
+_ALIKE = 0.9
+"""How alike a class of these is to one that a folder names, for a question whether it is meant; 1: equal."""
 
 MOST_BLOCKS = 2000
 """A configuration with more is refused before it is built: the deepest Transformers published have 1,000
@@ -272,9 +277,11 @@ def _architecture(where: Path, config: Mapping[str, Any]) -> str:
             )
         return name
     if task_of(name) is None:
+        near = difflib.get_close_matches(name, TESTED, n=1, cutoff=_ALIKE)
+        remedy = f"did you mean {near[0]}?" if near else "train it from Python: hetpipe.Trainer"
         raise InputError(
-            f"{where}: {name} is no model for {' or '.join(Task)} (...{', ...'.join(HEADS)}); train it "
-            "from Python: hetpipe.Trainer"
+            f"{where}: {name} is for no task that is trained here ({', '.join(Task)}; see hetpipe models); "
+            f"{remedy}"
         )
     translates, has_both = task_of(name) is Task.TRANSLATION, config.get("is_encoder_decoder") is True
     if has_both and not translates:

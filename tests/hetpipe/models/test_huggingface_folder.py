@@ -219,11 +219,11 @@ WRONG = [
     (lambda folder: (folder / "config.json").write_text("[]"), "is no JSON object"),
     (
         lambda folder: edit_config(folder, architectures=["T5Model"]),
-        "T5Model is no model for masked-lm or causal-lm",
+        "T5Model is for no task that is trained here",
     ),
     (
         lambda folder: edit_config(folder, architectures=["BertForMultipleChoice"]),
-        "BertForMultipleChoice is no model for masked-lm or causal-lm",
+        "BertForMultipleChoice is for no task that is trained here",
     ),
     (
         lambda folder: edit_config(folder, architectures=["MixtralForCausalLM"]),

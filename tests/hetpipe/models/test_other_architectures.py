@@ -99,7 +99,8 @@ def test_what_cannot_be_proven_is_refused(tmp_path, architecture, reason):
         ({"model_type": "../os"}, "model_type '../os' names no model of transformers"),
         ({"architectures": ["OPTXForCausalLM"]}, "has no OPTXForCausalLM of model type 'opt'"),
         ({"is_encoder_decoder": True}, "has an encoder and a decoder"),
-        ({"architectures": ["OPTModel"]}, "is no model for masked-lm or causal-lm"),
+        ({"architectures": ["OPTForCausalML"]}, r"see hetpipe models\); did you mean OPTForCausalLM\?"),
+        ({"architectures": ["OPTModel"]}, "is for no task that is trained here"),
         (
             {"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForSequenceClassification"]},
             r"reads input_values, and data here are texts \(input_ids\) and images",
