@@ -17,7 +17,7 @@ def shown_together(plan: Plan, cluster: Cluster) -> list[list[int]]:
         return [[number] for number in range(len(plan.pipelines))]
     alike: dict[Hashable, list[int]] = {}
     for number, pipeline in enumerate(plan.pipelines):
-        alike.setdefault(_shape(pipeline, cluster), []).append(number)
+        alike.setdefault(_shape(plan, pipeline, cluster), []).append(number)
     return list(alike.values())
 
 
@@ -42,13 +42,17 @@ def alike(count: int) -> str:
     return f", {count:,} alike" if count else ""
 
 
-def _shape(pipeline: Pipeline, cluster: Cluster) -> Hashable:
-    """Return all that a table shows of a pipeline, but for names and busy shares of its devices."""
+def _shape(plan: Plan, pipeline: Pipeline, cluster: Cluster) -> Hashable:
+    """Return all that a table shows of a pipeline, but for names and busy shares of its devices.
+
+    What a device owns of a sharded plan is in its memory alone: owners are not like the others.
+    """
     stages = []
     for stage in pipeline.stages:
         device = cluster.device(stage.device)
-        held = (stage.layers, stage.in_flight, stage.recompute, stage.segment_layers)
-        stages.append((held, device.kind, device.speed, device.usable_bytes))
+        held = (stage.layers, stage.in_flight, stage.recompute, stage.segment_layers, stage.offload)
+        owned = () if plan.state_owners is None else plan.owned_layers(device.name)
+        stages.append((held, owned, device.kind, device.speed, device.usable_bytes))
     return (pipeline.microbatch_size, pipeline.num_samples, tuple(stages))
 
 

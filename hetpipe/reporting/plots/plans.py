@@ -25,6 +25,7 @@ from hetpipe.reporting.plots.style import (
     legend_above,
     line_entry,
     new_axes,
+    shortened,
 )
 from hetpipe.reporting.plots.timeline import gantt, stage_labels
 from hetpipe.reporting.tables import ESTIMATED, is_estimated
@@ -32,6 +33,9 @@ from partition.plan import Pipeline, Plan
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
     from partition.solver import Outcome
+
+MOST_REASON = 100
+"""Characters of why there is no plan, in the place of a bar."""
 
 
 def partition_bars(
@@ -195,7 +199,7 @@ def speedups(
 
 def _misfit(outcome: "Outcome") -> str:
     if not outcome.missing_bytes or outcome.device is None:
-        return "does not fit"
+        return shortened((outcome.reason or "no plan").partition(";")[0], MOST_REASON)
     return f"does not fit: {format_bytes(outcome.missing_bytes)} too little on {outcome.device}"
 
 

@@ -119,6 +119,11 @@ def test_a_strategy_that_does_not_fit_says_what_is_missing_where():
     lacking = replace(outcome("ddp", None), device="a/1", missing_bytes=2.0**20)
     ax = plots.speedups([lacking, outcome("single", 4.0), outcome("auto", 2.0)])
     assert "does not fit: 1.00 MiB too little on a/1" in [text.get_text() for text in ax.texts]
+    few = Outcome(
+        "gpipe-even", None, "more stages than layers: 9 devices for the 4 layers; exclude 5 devices"
+    )
+    ax = plots.speedups([few, outcome("auto", 1.0)])
+    assert "more stages than layers: 9 devices for the 4 layers" in [text.get_text() for text in ax.texts]
 
 
 def test_the_legend_has_only_what_is_drawn():

@@ -20,7 +20,7 @@ from hetpipe.reporting.plots.picture import alternative_text
 from hetpipe.reporting.plots.style import legend_above
 from hetpipe.simulation.prediction import predict, simulate_plan
 from partition.estimates.plan_memory import memory_on
-from partition.plan import Plan
+from partition.plan import Pipeline, Plan, Stage
 from partition.solver import Outcome
 from small_case import (
     HOST_CLUSTER,
@@ -62,6 +62,18 @@ def test_pipelines_alike_have_the_rows_of_one_where_there_are_many(tmp_path: Pat
     assert idle[3] == f"{1 - trace.busy_s(81) / trace.makespan_s:.0%} idle"
     _, below = plots.beside_even(trace, trace, even_labels=labels, labels=labels)
     assert len(row_names(below)) == 4
+
+
+def test_owners_of_sharded_states_have_rows_of_their_own_among_many_alike():
+    _, cluster = many_alike(30)
+    names = [device.name for device in cluster.devices]
+    pipelines = tuple(Pipeline(1, 1, (Stage((name,), (0, 4), 1),)) for name in names)
+    owners = ("a/0", "a/0", "b/7", "b/7")
+    plan = Plan("auto", "made-up", len(names), pipelines, zero=1, state_owners=owners)
+    ax = plots.memory(plan, small_profile(), cluster)
+    assert row_names(ax) == ["a/0  fast", "a/1  fast, 29 alike", "b/0  slow, 29 alike", "b/7  slow"]
+    states = [width * 2**20 for width in bars(ax, colours.GREEN)[: len(row_names(ax))]]
+    assert states == pytest.approx([2 * (400 - 40 + 200), 0, 0, 2 * (200 + 300 - 250)])
 
 
 def test_a_picture_is_never_larger_than_programs_open(tmp_path: Path):
