@@ -7,7 +7,8 @@ A device runs its share in microbatches of the size at which it is fastest, its 
 where gradients are summed once a step, device i gets global_batch_size * peak_i / sum of peaks.
 
 What differs: the curve of time by microbatch is the profile's, linear between measured sizes, where the paper
-lays a cubic spline through them; so its peak is at a size that the kind was profiled at or at the largest
+lays a cubic spline through them, which is no nearer to what was measured between them
+(`examples/benchmarks/batch_curves`); so its peak is at a size that the kind was profiled at or at the largest
 that fits (`largest_microbatch`), and only those are tried. Where the shares are no whole numbers the largest
 remainders get one more. A device that the model does not fit on is left out. States of stage 1 lie on owners
 by free memory.

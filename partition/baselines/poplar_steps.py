@@ -5,20 +5,20 @@ AAAI 2025, the batch allocation of ZeRO stages 2 and 3. Every microbatch is a ro
 part, so a time T of a round is searched for: each device has the largest microbatch that it computes in T,
 which fixes the number of rounds; the last one takes what is left.
 
-What differs: T is the time of some device for a microbatch size that its kind was profiled at, or for its
-largest (`largest_microbatch`), and every one of these is tried. What a round's communication takes is for the
+What differs: T is the time of some device for a microbatch of any size up to its largest
+(`largest_microbatch`), and every one of these is tried. What a round's communication takes is for the
 simulator to say, which judges two: the candidate with the fewest seconds of computation, and that with the
-fewest rounds.
+fewest rounds. Times between profiled sizes are on straight lines, where the paper has a cubic spline: no
+nearer by measurement (`examples/benchmarks/batch_curves`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.sharding import Sharding
 from partition.baselines.largest_microbatch import largest_microbatches, tried_sizes
 from partition.baselines.strategy import least_of, shortfall
-from partition.baselines.whole_models import largest_fitting
 from partition.estimates.batch_split import in_proportion
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.estimates.pipeline_costs import PipelineCosts
@@ -65,38 +65,65 @@ def sharded_replicas(strategy: str, problem: Problem, sharding: Sharding, sizes:
     return with_state_owners(plan, problem.profile, problem.cluster)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """A number of rounds, the seconds of computation of all of them, and the microbatch of each device."""
+
+    number: int
+    seconds: float
+    sizes: Mapping[str, int]
+
+
 def _in_rounds(strategy: str, problem: Problem, sharding: Sharding, evaluate: Evaluate | None) -> Plan:
     if len(problem.cluster.devices) < 2:
         raise InfeasibleError(f"{strategy}: one device has nobody to share with; let `auto` plan for it")
-    found: list[tuple[float, int, Plan]] = []
-    errors: list[InfeasibleError] = []
     try:
-        candidates = list(_candidates(strategy, problem, sharding))
+        made = _Plans(strategy, problem, sharding)
+        candidates = list(_candidates(problem, sharding))
+        soonest = made.first_fitting(sorted(candidates, key=lambda each: (each.seconds, each.number)))
+        if evaluate is None:
+            return soonest
+        fewest = made.first_fitting(sorted(candidates, key=lambda each: each.number))
     except InputError as error:  # what is not sharded at all: 16 bits, gradients in bf16
         raise InfeasibleError(f"{strategy}: {error}") from error
-    for round_s, plan in candidates:
-        lacking = shortfall(problem, plan)
-        if lacking is None:
-            rounds = max(pipeline.num_microbatches for pipeline in plan.pipelines)
-            found.append((rounds * round_s, rounds, plan))
-        else:
-            errors.append(lacking)
-    if not found:
-        raise least_of(strategy, errors)
-    by_time = sorted(found, key=lambda entry: entry[:2])
-    if evaluate is None:
-        return by_time[0][2]
-    few = min(found, key=lambda entry: (entry[1], entry[0]))
-    plans = [plan for *_, plan in dict.fromkeys((by_time[0], few))]
-    if len(plans) == 1:
-        return plans[0]
-    return min(plans, key=lambda plan: evaluate(plan).step_s)
+    if soonest == fewest:
+        return soonest
+    return min((soonest, fewest), key=lambda plan: evaluate(plan).step_s)
 
 
-def _candidates(strategy: str, problem: Problem, sharding: Sharding) -> Iterator[tuple[float, Plan]]:
-    """Yield the seconds of a round, and the plan with the largest microbatches that are computed in them.
+class _Plans:
+    """The plans of numbers of rounds, each made once, and what those lack that do not fit."""
 
-    Microbatches that do not fit where nothing is owned are left out, but the smallest.
+    def __init__(self, strategy: str, problem: Problem, sharding: Sharding) -> None:
+        self._strategy, self._problem, self._sharding = strategy, problem, sharding
+        self._made: dict[int, Plan] = {}
+        self._errors: dict[int, InfeasibleError] = {}
+
+    def first_fitting(self, candidates: Sequence[_Rounds]) -> Plan:
+        """Return the plan of the first one that memory takes.
+
+        Raises: InfeasibleError of what lacks least, if it takes none.
+        """
+        for each in candidates:
+            if each.number not in self._made:
+                self._make(each)
+            if each.number not in self._errors:
+                return self._made[each.number]
+        raise least_of(self._strategy, list(self._errors.values()))
+
+    def _make(self, rounds: _Rounds) -> None:
+        plan = sharded_replicas(self._strategy, self._problem, self._sharding, rounds.sizes)
+        self._made[rounds.number], lacking = plan, shortfall(self._problem, plan)
+        if lacking is not None:
+            self._errors[rounds.number] = lacking
+
+
+def _candidates(problem: Problem, sharding: Sharding) -> Iterator[_Rounds]:
+    """Yield, for each number of rounds that there can be, those that are over soonest.
+
+    Each device has the largest microbatch that it computes within a round, which lasts as long as some device
+    needs for one of its sizes. Longer rounds of the same number need no less memory. Microbatches that do not
+    fit where nothing is owned are left out, but the smallest.
     """
     costs, layers = PipelineCosts(problem), problem.profile.num_layers
     smallest = min(*problem.microbatch_sizes, problem.global_batch_size)
@@ -104,23 +131,28 @@ def _candidates(strategy: str, problem: Problem, sharding: Sharding) -> Iterator
     leaders = {
         (device.kind, device.speed, largest[device.name]): device for device in problem.cluster.devices
     }
-    tried = {key: tried_sizes(problem, key[0], key[2]) for key in leaders}
-
-    def round_s(device: Device, size: int) -> float:
-        return costs.busy_s(device, 0, layers, size)
-
-    def within(key: tuple[str, float, int], seconds: float) -> int:
-        device = leaders[key]
-        if problem.any_size:
-            return largest_fitting(lambda size: round_s(device, size) <= seconds, key[2])
-        return max((size for size in tried[key] if round_s(device, size) <= seconds), default=0)
-
-    for seconds in sorted({round_s(leaders[key], size) for key, sizes in tried.items() for size in sizes}):
-        found = {key: within(key, seconds) for key in leaders}
+    round_s = {
+        key: {size: costs.busy_s(device, 0, layers, size) for size in _sizes(problem, key[0], key[2])}
+        for key, device in leaders.items()
+    }
+    seen = set()
+    for seconds in sorted({each for by_size in round_s.values() for each in by_size.values()}):
+        found = {
+            key: max((size for size, each in by_size.items() if each <= seconds), default=0)
+            for key, by_size in round_s.items()
+        }
         each = {
             device.name: found[device.kind, device.speed, largest[device.name]]
             for device in problem.cluster.devices
         }
         chosen = {name: size for name, size in each.items() if size}
-        if chosen:  # where a larger microbatch was measured to be sooner, nobody may be found within its time
-            yield seconds, sharded_replicas(strategy, problem, sharding, chosen)
+        if not chosen:  # where a larger one was measured to be sooner, nobody may be found within its time
+            continue
+        number = -(-problem.global_batch_size // sum(chosen.values()))
+        if number not in seen:
+            seen.add(number)
+            yield _Rounds(number, number * seconds, chosen)
+
+
+def _sizes(problem: Problem, kind: str, largest: int) -> Iterable[int]:
+    return range(1, largest + 1) if problem.any_size else tried_sizes(problem, kind, largest)

@@ -240,6 +240,21 @@ def test_hexiscale_deals_a_node_out_and_cuts_by_memory():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("batch", [5, 7, 10, 11, 14])
+@pytest.mark.parametrize("speeds", [[2.0, 1.0], [1.0, 1.2], [3.0, 1.0]])
+def test_poplar_finds_the_rounds_of_any_sizes_that_are_over_soonest(batch: int, speeds: list[float]):
+    problem = replace(lab([speeds], batch), any_size=True)
+    seconds = {0: 0.0, 1: 3.0, 2: 4.5, 3: 6.0, 4: 7.5}  # of a layer; 3 was not profiled
+
+    def rounds_s(sizes: Sequence[int]) -> float:
+        longest = max(4 * seconds[size] / speed for size, speed in zip(sizes, speeds, strict=True))
+        return -(-batch // sum(sizes)) * longest
+
+    least = min(rounds_s((a, b)) for a in range(5) for b in range(5) if a + b)
+    sizes = {name: size for name, _, size in shares(BASELINES["poplar-2"](problem, None))}
+    assert rounds_s([sizes.get("a/0", 0), sizes.get("a/1", 0)]) == pytest.approx(least)
+
+
 def test_zorse_makes_a_stage_of_a_node_and_shares_by_speed():
     # 14 bytes hold two layers of four: two stages, 2 : 2; in the first the fast device has 2/3 of 6 samples
     problem = replace(lab([[2.0, 1.0], [3.0]], 6, memory_bytes=14.0), microbatch_sizes=(1,))
