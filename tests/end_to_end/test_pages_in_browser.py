@@ -53,6 +53,10 @@ def test_a_report_is_drawn_without_network_and_tells_what_is_under_the_mouse(tmp
         await tab.open(address)
         assert await tab.value("document.querySelectorAll('svg.timeline').length") == 2
         assert await tab.value("document.querySelectorAll('svg.timeline .forward').length") == 2 * 2 * 3
+        edge = "getComputedStyle(document.querySelector('svg.timeline .forward')).stroke"
+        assert await tab.value(edge) == "rgb(255, 255, 255)"
+        narrow = "document.querySelector('svg.timeline .forward').classList.add('narrow')"
+        assert await tab.value(f"{narrow}, {edge}") == "none"
         assert await tab.value("document.querySelectorAll('svg.chart').length") == 4
         assert await tab.value("document.getElementById('markup')") is None
         assert await tab.value("document.getElementById('bound').open") is False

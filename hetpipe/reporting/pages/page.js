@@ -135,7 +135,7 @@ function timeline(of, end) {
   for (const [rank, kind, words, number, start, taken] of of.events) {
     if (kind === "message") continue;
     const x = left + start * scale, y = rank * row + above, wide = Math.max(taken * scale, 0.4), thin = kind === "sync";
-    const bar = shape("rect", { class: `bar ${kind}`, x, width: wide, y: y + (thin ? 5 + BAR : 4), height: thin ? 4 : BAR });
+    const bar = shape("rect", { class: `bar ${kind}${wide < 3 ? " narrow" : ""}`, x, width: wide, y: y + (thin ? 5 + BAR : 4), height: thin ? 4 : BAR });
     bar.dataset.tip = `${words}: ${KINDS[kind]}\nfrom ${seconds(start / 1e6)}, for ${seconds(taken / 1e6)}`;
     svg.append(bar);
     if (number !== "" && wide > 6 + 6 * number.length) {

@@ -29,6 +29,8 @@ from partition.plan import Plan
 
 Labels = Sequence[str] | Mapping[int, str]
 """Of the rows of a step: of all ranks, or by rank of those that are drawn."""
+EDGE, EDGED = 0.4, 0.006
+"""Points of the edge of a bar; the share of the axis from which a bar has one."""
 
 
 def gantt(
@@ -73,17 +75,18 @@ def _rows(trace: Trace, labels: Labels | None) -> dict[int, str]:
 def _gantt_row(ax: Axes, events: Iterable[Event], end_s: float, y: float) -> None:
     for event in events:
         instruction, width = event.instruction, event.duration_s
+        edge = EDGE if width > EDGED * end_s else 0.0  # white on both sides of a narrow bar looks idle
         if isinstance(instruction, Compute):
             forward = instruction.op is Pass.FORWARD
             colour = FORWARD if forward else BACKWARD
-            ax.barh(y, width, BAR, event.start_s, color=colour, edgecolor="white", linewidth=0.4)
+            ax.barh(y, width, BAR, event.start_s, color=colour, edgecolor="white", linewidth=edge)
             text = str(instruction.microbatch)
             if width > end_s * TEXT_WIDTH * (0.5 + 0.5 * len(text)):
                 ink = BLACK if forward else "white"
                 middle = event.start_s + width / 2
                 ax.text(middle, y, text, ha="center", va="center", fontsize=7, color=ink)
         elif isinstance(instruction, Step):
-            ax.barh(y, width, BAR, event.start_s, color=OPTIMIZER, edgecolor="white", linewidth=0.4)
+            ax.barh(y, width, BAR, event.start_s, color=OPTIMIZER, edgecolor="white", linewidth=edge)
         elif isinstance(instruction, Exchange):  # beside the computation, so a thin line below it
             ax.barh(y + BAR / 2 + 0.05, max(width, end_s / 1000), 0.1, event.start_s, color=SYNC, linewidth=0)
 

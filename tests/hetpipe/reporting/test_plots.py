@@ -48,9 +48,14 @@ def test_gantt_draws_every_pass_once_and_the_microbatches():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a/0", "b/0"]
 
 
-def test_narrow_bars_carry_no_number():
+def test_narrow_bars_carry_no_number_and_no_white_edge_that_looks_idle():
     trace = simulate_plan(small_plan(num_samples=200), small_profile(), small_cluster())
-    assert not any(text.get_text().isdigit() for text in plots.gantt(trace).texts)
+    ax = plots.gantt(trace)
+    assert not any(text.get_text().isdigit() for text in ax.texts)
+    busy = [bar for bar in ax.patches if to_hex(bar.get_facecolor()).upper() == plots.BACKWARD]
+    assert len(busy) == 400 and not any(bar.get_linewidth() for bar in busy)
+    few = plots.gantt(simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster()))
+    assert any(bar.get_linewidth() for bar in few.patches)
 
 
 def test_predicted_and_measured_share_their_time_axis():
