@@ -1,7 +1,4 @@
-"""`hetpipe run --hosts` starts another host by a real sshd, and leaves nothing running there.
-
-That it trains there as one process does is in `test_several_hosts`.
-"""
+"""`hetpipe run --hosts` starts another host by a real sshd, trains, and leaves nothing running there."""
 
 import dataclasses
 import json
@@ -41,10 +38,12 @@ name = "small"
 host = "127.0.0.2"
 devices = [{ kind = "emulated", count = 1, speed = 0.4, memory = "1 GiB", driver_memory = "0 B" }]
 """
-LINE = (
-    "--model bert-tiny --cluster cluster.toml --node big --hosts --token-file token --sequence-length 16 "
-    "--global-batch-size 8 --profile profile.json --strategy gpipe-even --no-save -q"
-)
+TINY = "--model bert-tiny --sequence-length 16 --global-batch-size 8 --profile profile.json --no-save -q"
+ALONE = f"{TINY} --cluster one.toml --strategy single"
+LINE = f"{TINY} --cluster cluster.toml --node big --hosts --token-file token --strategy gpipe-even"
+TOKEN = "0123456789abcdef" * 2
+ENDLESS = 100_000
+"""Steps of the schedule of a run that is killed."""
 
 
 def made_up(kind: str) -> ModelProfile:
@@ -54,8 +53,10 @@ def made_up(kind: str) -> ModelProfile:
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "cluster.toml").write_text(CLUSTER)
+    first, _, _ = CLUSTER.rpartition("[[nodes]]")
+    (tmp_path / "one.toml").write_text(first.replace('host = "127.0.0.1"\n', ""))
     (tmp_path / "profile.json").write_text(profile_text(made_up("emulated")))
-    (tmp_path / "token").write_text("0123456789abcdef0123456789abcdef")
+    (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
     with ssh_server.ssh_servers(tmp_path / "sshd", Host("small", "127.0.0.2", "lo")) as config:
         yield config
@@ -90,9 +91,10 @@ def wait_until_none_runs(folder: Path) -> None:
 
 
 def test_a_host_is_started_again_and_nothing_is_left_there_when_the_launcher_here_is_killed(
-    tmp_path: Path, config: Path
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    options = ("--steps", "100000", "--every", "5", "--keep", "2", "--ssh-config", str(config))
+    """And what it trains with that host is what one device here trains."""
+    options = ("--steps", str(ENDLESS), "--every", "5", "--keep", "2", "--ssh-config", str(config))
     process = started(tmp_path, LINE, *options, "--run-folder", "run")
     folder = RunFolder(tmp_path / "run")
 
@@ -116,8 +118,16 @@ def test_a_host_is_started_again_and_nothing_is_left_there_when_the_launcher_her
         assert (joined["kind"], joined["devices"]) == ("joined", ["big/0", "small/0"])
     finally:
         process.kill()
-        process.communicate()
+        out, err = process.communicate()
     wait_until_none_runs(tmp_path)
+    assert "[small] note: small/0 train, in run" in err
+    assert TOKEN not in err + out
+    monkeypatch.chdir(tmp_path)
+    alone = f"run {ALONE} --steps 2 --total-steps {ENDLESS} --run-folder alone"
+    assert cli.main(alone.split()) == 0, capsys.readouterr()
+    rows = {name: RunFolder(tmp_path / name).read_metrics()[:2] for name in ("run", "alone")}
+    losses = {name: [row["loss"] for row in found] for name, found in rows.items()}
+    assert losses["run"] == pytest.approx(losses["alone"], rel=2e-6)
 
 
 def test_a_host_that_lets_nobody_in_is_one_line(tmp_path: Path, config: Path):

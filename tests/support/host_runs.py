@@ -5,12 +5,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cost_model.profile import profile_text
+from hetpipe.profiling.merging import merge
 from hetpipe.runs.run_folder import RunFolder
 from places import ROOT
+from runs import made_up_profile
 from three_hosts import Host, three_hosts
 
 NODES = ("big", "mid", "small")
@@ -102,10 +105,27 @@ class Runs:
         assert tuple(ended.code for ended in found) == codes, "\n".join(ended.err for ended in found)
         return found
 
+    def give_profile(self, layer_s: float, *, sequence_length: int = 16) -> str:
+        """Give every host a profile of times that are made up; return the option that names it.
+
+        For tests of other things than measuring, which takes each host a while.
+        """
+        profile = merge(
+            [made_up_profile("bert-tiny", kind, layer_s) for kind in ("emulated", "emulated-slow")]
+        )
+        for folder in self.folders:
+            text = profile_text(replace(profile, sequence_length=sequence_length))
+            (folder / "made-up.json").write_text(text)
+        return "--profile made-up.json"
+
     def wait_for_step(self, folder: RunFolder, step: int) -> None:
         """Wait until the leader has written the metrics of a step."""
+        self.wait_until(lambda: len(folder.read_metrics()) >= step)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for something that happens while all commands run."""
         end_s = time.monotonic() + SOON_S
-        while len(folder.read_metrics()) < step:
+        while not is_so():
             ended = [process.args for process in self.started if process.poll() is not None]
             assert not ended, [process.communicate() for process in self.started]
             assert time.monotonic() < end_s
