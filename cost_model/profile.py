@@ -107,6 +107,7 @@ class ModelProfile:
     all_reduces: measured between groups of real devices; each group appears once.
     loss_chunks: into how many chunks of tokens the loss of a microbatch is cut; None: it is not.
     compiled: whether blocks were compiled, and are in a run.
+    whole_states: whether the optimizer needs all of a parameter to step it: no owner has a part of it then.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -121,6 +122,7 @@ class ModelProfile:
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
     loss_chunks: int | None = None
     compiled: bool = False
+    whole_states: bool = False
 
     def __post_init__(self) -> None:
         if self.loss_chunks is not None and self.loss_chunks < 1:
@@ -311,8 +313,9 @@ class ModelProfile:
             del data["all_reduces"]
         if data["loss_chunks"] is None:
             del data["loss_chunks"]
-        if not data["compiled"]:
-            del data["compiled"]
+        for key in ("compiled", "whole_states"):
+            if not data[key]:
+                del data[key]
         return {"format": FORMAT, **data}
 
     def with_kinds(self, kinds: Mapping[str, KindProfile], dtypes: Mapping[str, str]) -> "ModelProfile":

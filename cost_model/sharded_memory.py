@@ -68,6 +68,7 @@ def sharded_memory(
     is_shared: Callable[[Piece], bool] = lambda _: True,
     is_fetched: Callable[[Piece], bool] = lambda _: True,
     *,
+    share_of: Callable[[Piece], float] = lambda _: 0.0,
     together: int = 0,
 ) -> DeviceMemory:
     """Return the bytes of a device with this stage, at the worst moment of its layers.
@@ -76,7 +77,11 @@ def sharded_memory(
     the sum of the next layer waits for: two layers' at once, unless the device owns one of them. Weights of
     such a piece, where they are sharded, are fetched while the layer before it works: two layers', too.
 
-    is_away: whether a piece is shared, and owned by another device. is_summed_once: whether its gradients are
+    A piece of which the device owns a range is away like those of others: it is fetched, and its gradients
+    are made, whole; the range is there beside that all the time.
+
+    is_away: whether a piece is shared, and owned by another device, if only in part. share_of: how much of
+    such a piece the device owns all the same, in [0, 1). is_summed_once: whether its gradients are
     summed at the end of the step alone, and are there until then. is_shared: whether any other device has it.
     is_fetched: whether its weights are sharded, where those of some are.
     together: the samples that pass each layer together; 0 where microbatches pass the stage one by one.
@@ -85,10 +90,10 @@ def sharded_memory(
     pieces = pieces_of(profile)
     mine = {piece for layer in layers for piece in pieces[layer] if not is_away(piece)}
     away = {piece for layer in layers for piece in pieces[layer]} - mine
-    kept = sum(piece.num_bytes for piece in mine)
+    kept = sum(piece.num_bytes for piece in mine) + sum(share_of(piece) * piece.num_bytes for piece in away)
     resident = held_bytes(profile, layers)
     fetched = {piece for piece in away if sharding is Sharding.WEIGHTS and is_fetched(piece)}
-    resident -= sum(piece.num_bytes for piece in fetched)
+    resident -= sum((1 - share_of(piece)) * piece.num_bytes for piece in fetched)
     late = {piece for piece in away if is_summed_once(piece)}
     made = {layer: [piece for piece in pieces[layer] if piece in away - late] for layer in layers}
     wanted = {layer: [piece for piece in pieces[layer] if piece in fetched] for layer in layers}

@@ -16,7 +16,7 @@ from cost_model.dtypes import (
 )
 from cost_model.errors import InputError
 from cost_model.memory import segments
-from cost_model.sharding import Sharding, check_levels, check_owners
+from cost_model.sharding import OwnerRange, Sharding, check_levels, check_owners, check_ranges, owned_shares
 from cost_model.strict_files import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
@@ -208,7 +208,8 @@ class Plan:
 
     zero: which of a layer's states, gradients and weights are on one device only (`sharding`). state_owners:
     that device by layer; None leaves it open (`partition.estimates.optimizer_sharding`), and then memory
-    counts them on all.
+    counts them on all. owner_ranges: of layers that several devices own, each a range; state_owners has that
+    of the first.
     layer_zero: the same by layer, from 1 to zero; None where it is zero for all.
     gradient_dtype: in which gradients travel where devices sum them (`GRADIENT_DTYPES`).
     """
@@ -226,6 +227,7 @@ class Plan:
     predicted: Figures | None = None
     profile_sha256: str | None = None
     cluster_sha256: str | None = None
+    owner_ranges: tuple[OwnerRange, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.pipelines:
@@ -247,6 +249,8 @@ class Plan:
             self._check_by_layer()
         if self.state_owners is not None:
             check_owners(self.state_owners, self.zero, self.num_layers, self.layers_of)
+        if self.owner_ranges:
+            check_ranges(self.owner_ranges, self.state_owners, self.layers_of, offloads=self.offloads)
 
     def _check_by_layer(self) -> None:
         """Check what a step needs that goes layer by layer, in the same order on all devices of a layer."""
@@ -332,11 +336,11 @@ class Plan:
         counts = Counter(layer for layers in self._held.values() for layer in layers)
         return tuple(counts[layer] for layer in range(self.num_layers))
 
-    def owned_layers(self, device: str) -> tuple[int, ...]:
-        """Return the layers whose optimizer states a device owns, rising; those that it holds if all do."""
+    def owned_shares(self, device: str) -> Mapping[int, float]:
+        """Return how much of each layer's states a device owns, in (0, 1]; all that it holds if all do."""
         if self.state_owners is None:
-            return self.layers_of(device)
-        return tuple(layer for layer, owner in enumerate(self.state_owners) if owner == device)
+            return dict.fromkeys(self.layers_of(device), 1.0)
+        return owned_shares(device, self.state_owners, self.owner_ranges)
 
     @cached_property
     def _offloaded(self) -> Mapping[tuple[str, str], frozenset[int]]:
@@ -366,6 +370,7 @@ class Plan:
         """Return the plan as in plan.json; derived figures only where they are known."""
         known = {
             "state_owners": self.state_owners,
+            "owner_ranges": list(map(dataclasses.asdict, self.owner_ranges)) or None,
             "layer_zero": self.layer_zero,
             "gradient_dtype": None if self.gradient_dtype == FLOAT32 else self.gradient_dtype,
             "predicted": self.predicted and self.predicted.to_json(),

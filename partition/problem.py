@@ -177,6 +177,11 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
     check_gradient_dtype(plan.gradient_dtype, profile.dtype)
     for name in plan.device_names:
         profile.kind(cluster.device(name).kind)
+    if plan.owner_ranges and profile.whole_states:
+        raise InputError(
+            f"owner_ranges of the plan cuts layer {plan.owner_ranges[0].layer} between devices, and the "
+            "optimizer may need all of a parameter to step it; leave owner_ranges out of the plan"
+        )
     if plan.sharding is Sharding.WEIGHTS:
         _check_weights_sharded(profile, [cluster.device(name).kind for name in plan.device_names])
     offloaded = {layer for name in plan.device_names for layer in plan.offloaded_layers(name, FROZEN_WEIGHTS)}

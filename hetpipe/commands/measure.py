@@ -85,4 +85,4 @@ def _decided(plan: Plan) -> str:
     return str({key: value for key, value in plan.to_json().items() if key in DECIDING})
 
 
-DECIDING = ("pipelines", "zero", "state_owners", "layer_zero", "gradient_dtype")
+DECIDING = ("pipelines", "zero", "state_owners", "owner_ranges", "layer_zero", "gradient_dtype")

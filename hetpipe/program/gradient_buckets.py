@@ -16,8 +16,8 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     """Put neighbouring layers with the same owners into one bucket, and tied weights into one more each.
 
     Where optimizer states are sharded, only layers whose states are on one device go together; where
-    gradients are, each layer is by itself. In one global order, the layers whose backward ends first at the
-    front; only buckets of several owners.
+    gradients are, each layer is by itself. Of a layer that several devices own each range is one. In one
+    global order, the layers whose backward ends first at the front; only buckets of several owners.
     """
     rank_of = {name: rank for rank, name in enumerate(plan.device_names)}
     holders: list[set[int]] = [set() for _ in range(profile.num_layers)]
@@ -31,10 +31,19 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
 
     states = plan.state_owners
 
-    def bucket_of(layers: tuple[int, ...], ranks: tuple[int, ...], *, tied: bool = False) -> Bucket:
-        return Bucket(layers, ranks, tied, state_owner=None if states is None else rank_of[states[layers[0]]])
+    def buckets_of(layers: tuple[int, ...], ranks: tuple[int, ...], *, tied: bool = False) -> list[Bucket]:
+        parts = [each for each in plan.owner_ranges if each.layer == layers[0]]
+        if parts:
+            return [
+                Bucket(layers, ranks, tied, state_owner=rank_of[each.device], part=(each.start, each.stop))
+                for each in parts
+            ]
+        owner = None if states is None else rank_of[states[layers[0]]]
+        return [Bucket(layers, ranks, tied, state_owner=owner)]
 
-    buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in profile.tied_groups]
+    cut = {each.layer for each in plan.owner_ranges}
+    tied_buckets = [buckets_of(layers, owners(*layers), tied=True) for layers in profile.tied_groups]
+    buckets = [bucket for found in tied_buckets for bucket in found]
     start = profile.first_trained  # those below it have no gradients
     for stop in range(start + 1, profile.num_layers + 1):
         last = stop == profile.num_layers
@@ -43,8 +52,9 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
             or plan.sharding.by_layer
             or holders[stop] != holders[start]
             or (states and states[stop] != states[start])
+            or not cut.isdisjoint((start, stop))
         ):
-            buckets.append(bucket_of(tuple(range(start, stop)), owners(start)))
+            buckets += buckets_of(tuple(range(start, stop)), owners(start))
             start = stop
     several = [bucket for bucket in buckets if len(bucket.ranks) > 1]
     return tuple(sorted(several, key=order_of_layers))

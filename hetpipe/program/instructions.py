@@ -188,6 +188,10 @@ def _route(pipeline: int) -> str:
     return f"{pipeline}:" if pipeline else ""
 
 
+WHOLE = (0.0, 1.0)
+"""The part of a bucket that is no range."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Parameters whose gradients are summed over the same ranks.
@@ -198,6 +202,8 @@ class Bucket:
     nodes: where the collective is hierarchical the ranks by node, the first of each the one that sums.
     state_owner: the one of ranks that has the optimizer states, where they are sharded: gradients are only
     reduced to it, and it broadcasts the new parameters.
+    part: the range [start, stop) of the parameters, in [0, 1], where several devices own one each
+    (`cost_model.sharding.OwnerRange`).
     """
 
     layers: tuple[int, ...]
@@ -206,6 +212,12 @@ class Bucket:
     collective: Collective = Collective.RING
     state_owner: int | None = None
     nodes: tuple[tuple[int, ...], ...] = ()
+    part: tuple[float, float] = WHOLE
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a range of a layer's parameters, or of tied ones."""
+        return self.part != WHOLE
 
     @property
     def root(self) -> int:
@@ -219,6 +231,8 @@ class Bucket:
             marks += " nodes=" + "/".join(",".join(map(str, node)) for node in self.nodes)
         if self.state_owner is not None:
             marks += f" owner={self.state_owner}"
+        if self.is_part:
+            marks += " part={!r}:{!r}".format(*self.part)
         return f"ranks={ranks} layers={layers}{marks}"
 
     def num_bytes(self, profile: ModelProfile) -> float:
@@ -226,8 +240,9 @@ class Bucket:
 
         Those that travel are `Plan.gradient_share` of them.
         """
+        share = self.part[1] - self.part[0]
         if self.tied:
-            return max(profile.tied_bytes(layer) for layer in self.layers[1:])
+            return share * max(profile.tied_bytes(layer) for layer in self.layers[1:])
         homes = {layer: profile.tied_home(layer) for layer in range(profile.num_layers)}
         total = 0.0
         for layer in self.layers:
@@ -235,7 +250,7 @@ class Bucket:
             lent = [profile.tied_bytes(other) for other, home in homes.items() if home == layer != other]
             shared = max(lent, default=0.0) + profile.tied_bytes(layer)
             total += held.trained_bytes - shared
-        return total
+        return share * total
 
 
 @dataclass(frozen=True)  # no slots: ranks are looked up once, programs have thousands

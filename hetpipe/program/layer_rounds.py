@@ -36,7 +36,7 @@ from hetpipe.program.instructions import (
 from partition.plan import Plan
 
 AHEAD = 1
-"""So many GATHERs of a rank may be under way when another begins, and no REDUCE."""
+"""So many GATHERs of a rank may be under way when another begins, and no REDUCE; of ranges of a layer all."""
 
 
 def with_rounds(
@@ -208,30 +208,42 @@ def awaited_rounds(program: Program, rank: int) -> dict[int, tuple[Round, ...]]:
     """Return the rounds that must be over before an instruction of a rank goes on, by its place.
 
     A computation waits for the weights that it uses, and a backward for the sums of the gradients to which it
-    adds; a REDUCE for the one before it, a GATHER for all before it but `AHEAD`, and NORM for all.
+    adds; a REDUCE for the one before it, a GATHER for all before it but `AHEAD`, and NORM for all. Those of
+    ranges of one layer go together, like one.
     """
     found: dict[int, tuple[Round, ...]] = {}
-    gathers: list[Gather] = []
-    reduces: list[Reduce] = []
+    gathers: list[list[Round]] = []
+    reduces: list[list[Round]] = []
     latest: dict[int, Gather] = {}
     of_layer = buckets_by_layer(program, rank)
     for place, entry in enumerate(program.ranks[rank]):
-        if isinstance(entry, Reduce):
-            found[place] = tuple(reduces[-1:])
-            reduces.append(entry)
-        elif isinstance(entry, Gather):
-            found[place] = tuple(gathers[-1 - AHEAD : -AHEAD])
-            gathers.append(entry)
-            latest[entry.bucket] = entry
+        if isinstance(entry, Reduce | Gather):
+            before, ahead = (reduces, 0) if isinstance(entry, Reduce) else (gathers, AHEAD)
+            if before and _are_ranges(program, before[-1], entry):
+                before[-1].append(entry)
+            else:
+                found[place] = tuple(before[-1 - ahead]) if len(before) > ahead else ()
+                before.append([entry])
+            if isinstance(entry, Gather):
+                latest[entry.bucket] = entry
         elif isinstance(entry, Compute) and entry.layer is not None:
             used = of_layer[entry.layer]
             found[place] = tuple(latest[bucket] for bucket in used if bucket in latest)
             if entry.op is Pass.BACKWARD:  # the one that may not be over
-                found[place] += tuple(last for last in reduces[-1:] if last.bucket in used)
+                found[place] += tuple(last for each in reduces[-1:] for last in each if last.bucket in used)
         elif not isinstance(entry, Compute | Transfer) and (reduces or gathers):
-            found.setdefault(place, (*reduces[-1:], *gathers[-1 - AHEAD :]))
+            last_ones = [*reduces[-1:], *gathers[-1 - AHEAD :]]
+            found.setdefault(place, tuple(last for each in last_ones for last in each))
             break  # NORM: what is before the last ones is over
     return {place: rounds for place, rounds in found.items() if rounds}
+
+
+def _are_ranges(program: Program, rounds: Sequence[Round], entry: Round) -> bool:
+    """Return whether a round is of another range of the layer than rounds are, right behind them."""
+    known = [program.buckets[each.bucket] for each in rounds]
+    bucket = program.buckets[entry.bucket]
+    alike = (bucket.layers, bucket.tied) == (known[0].layers, known[0].tied)
+    return alike and bucket.is_part and bucket not in known
 
 
 def dropped_weights(program: Program, rank: int) -> Mapping[int, tuple[int, ...]]:

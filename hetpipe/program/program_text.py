@@ -28,7 +28,10 @@ from partition.plan import Plan
 _WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)(?:@(\d+))?")
 _ROUND = re.compile(r"(REDUCE|GATHER)(\d+)\.(\d+)")
 _NODES = r" nodes=\d+(?:,\d+)*(?:/\d+(?:,\d+)*)*"
-_BUCKET = re.compile(rf"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree|{_NODES})?(?: owner=(\d+))?")
+_PART = r" part=([\d.e-]+):([\d.e-]+)"
+_BUCKET = re.compile(
+    rf"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree|{_NODES})?(?: owner=(\d+)(?:{_PART})?)?"
+)
 
 
 def parse_instruction(word: str) -> Instruction:
@@ -91,6 +94,8 @@ def _parse_bucket(line: str) -> Bucket:
     ranks, layers = (tuple(map(int, group.split(","))) for group in match.groups()[:2])
     way, owner = match[4], None if match[5] is None else int(match[5])
     bucket = Bucket(layers, ranks, tied=match[3] is not None, state_owner=owner)
+    if match[6] is not None:
+        bucket = replace(bucket, part=(float(match[6]), float(match[7])))
     if way is None:
         return bucket
     if way == " tree":

@@ -16,6 +16,7 @@ from hetpipe.program.collective_parts import check_meetings, meetings
 from hetpipe.program.compute_orders import most_in_flight, with_in_flight
 from hetpipe.program.costs import check_memory
 from hetpipe.program.instructions import (
+    WHOLE,
     Broadcast,
     Bucket,
     Compute,
@@ -35,7 +36,7 @@ from hetpipe.program.instructions import (
 from hetpipe.program.layer_rounds import awaited_rounds
 from hetpipe.program.lowering import on_gpus
 from hetpipe.program.round_verification import verify_rounds
-from partition.plan import Stage
+from partition.plan import Plan, Stage
 from partition.problem import check_plan
 
 MOST_STREAMS = 31
@@ -156,7 +157,7 @@ def verify_buckets(program: Program, profile: ModelProfile) -> None:
 
     A layer that several devices hold is in one bucket, of these; one that a single device holds is in none.
     So is each group of tied layers, whose owners are those of any of them. Where states are sharded, the sum
-    goes to the device that has them.
+    goes to the device that has them; of a layer that several own to each that of its range.
     """
     plan = program.plan
     owners: dict[tuple[int, bool], set[int]] = {}  # by layer, and by the home of tied layers
@@ -175,20 +176,31 @@ def verify_buckets(program: Program, profile: ModelProfile) -> None:
         if layer < profile.first_trained:
             ranks = set()  # it has no gradient
         buckets = summed.get((layer, tied), [])
-        if [set(bucket.ranks) for bucket in buckets] != ([ranks] if len(ranks) > 1 else []):
+        wanted = owners_of(plan, layer)
+        if [set(bucket.ranks) for bucket in buckets] != ([ranks] * len(wanted) if len(ranks) > 1 else []):
             found = " and ".join(str(list(bucket.ranks)) for bucket in buckets) or "none"
             raise InputError(
                 f"gradients of {'tied ' if tied else ''}layer {layer} are of ranks {sorted(ranks)}, the "
                 f"program sums them over {found}; lower the plan again"
             )
-        state_owner = None if plan.state_owners is None else plan.state_owners[layer]
-        for bucket in buckets:
+        for bucket, (state_owner, part) in zip(buckets, wanted, strict=False):
             receiver = None if bucket.state_owner is None else program.device_names[bucket.state_owner]
             if receiver != state_owner:
                 raise InputError(
                     f"optimizer states of layer {layer} are on {state_owner or 'all its devices'}, the "
                     f"program sums its gradients for {receiver or 'all'}; lower the plan again"
                 )
+            if bucket.part != part:
+                raise InputError(
+                    f"{receiver!r} owns {list(part)} of layer {layer}, the program sums {list(bucket.part)} "
+                    "of its gradients for it; lower the plan again"
+                )
+
+
+def owners_of(plan: Plan, layer: int) -> list[tuple[str | None, tuple[float, float]]]:
+    """Return who has the states of a layer, each with the part of it; None where all its devices have."""
+    ranges = [(each.device, (each.start, each.stop)) for each in plan.owner_ranges if each.layer == layer]
+    return [*ranges] or [(None if plan.state_owners is None else plan.state_owners[layer], WHOLE)]
 
 
 def _verify_nodes(program: Program, cluster: Cluster) -> None:

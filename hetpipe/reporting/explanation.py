@@ -1,6 +1,7 @@
 """Sentences about why a plan is as it is."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import groupby
 
 from cost_model.cluster import Cluster
 from cost_model.layer_costs import Prices
@@ -23,11 +24,20 @@ def explanation_sentences(explanation: Explanation, plan: Plan, problem: Problem
     lines = [
         _stage_sentence(alike, plan, problem.cluster) for alike in _alike(explanation.stages, plan, problem)
     ]
+    lines += _range_sentences(plan, problem)
     lines += _host_sentences(plan, problem, explanation.step_s)
     lines += _left_out_sentences(explanation.left_out)
     return lines + [
         _alternative_sentence(plain, plan, explanation.step_s) for plain in explanation.alternatives
     ]
+
+
+def _range_sentences(plan: Plan, problem: Problem) -> Iterator[str]:
+    """Say of each layer that several devices own how much each has."""
+    for layer, ranges in groupby(plan.owner_ranges, lambda each: each.layer):
+        shares = ", ".join(f"{each.device} {each.share:.0%}" for each in ranges)
+        name, words = problem.profile.layers[layer].name, plan.sharding_of(layer).words
+        yield f"layer {layer} ({name}) is cut between owners of its {words}: {shares}"
 
 
 def _alike(reasons: Sequence[StageReason], plan: Plan, problem: Problem) -> Iterable[Sequence[StageReason]]:

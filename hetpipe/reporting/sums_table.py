@@ -69,6 +69,8 @@ def _summed(costs: ProgramCosts, index: int, bucket: Bucket) -> Summed:
     way = _WAYS[bucket.collective].format(root=root)
     if bucket.state_owner is not None:
         way = f"reduced to {root}, which owns the states"
+        if bucket.is_part:
+            way += " from {:.0%} to {:.0%}".format(*bucket.part)
     devices = tuple(names[rank] for rank in sorted(bucket.ranks))
     return Summed(tuple(sorted(bucket.layers)), bucket.tied, devices, way, costs.sync_bytes(index))
 

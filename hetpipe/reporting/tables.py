@@ -193,7 +193,9 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     text = f"{plan.strategy}: {plan.model}, {plan.global_batch_size} samples a step, {', '.join(parts)}"
     if plan.zero:
         levels = "/".join(map(str, sorted(set(plan.layer_zero or (plan.zero,)))))
-        text += f", {plan.sharding.words} sharded (ZeRO-{levels}{' by layer' * bool(plan.layer_zero)})"
+        text += f", {plan.sharding.words} sharded (ZeRO-{levels}{' by layer' * bool(plan.layer_zero)}"
+        cut = len({each.layer for each in plan.owner_ranges})
+        text += f", {cut} layer{'s' * (cut > 1)} in ranges)" if cut else ")"
     if plan.predicted is None:
         return text
     kinds = {cluster.device(name).kind for name in plan.device_names}

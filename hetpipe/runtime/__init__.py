@@ -4,7 +4,9 @@
 is gone then;
 `rank_setup` gives a rank its layers and an `Executor`, which runs the instruction list and leaves each
 resource to its owner: `stage_runner` the computations, `transport` the messages, `gradient_sync` the sums
-(`inner_sums`: those that begin inside a backward), `optimizer` the step, a `Pace` the clock.
+(`inner_sums`: those that begin inside a backward), `layer_sync` those of a step that goes layer by layer,
+with what is fetched (`held_weights`), `optimizer` the step, a `Pace` the clock. `bucket_parameters` says
+which parameters, and parts of them, are whose.
 `host_states`, `host_weights` and `host_activations` bring what the host keeps, `host_steps` lets it step.
 `emulated_links`, `pace` and `byte_counter` make CPUs behave as the devices and links of a cluster file.
 
@@ -21,7 +23,8 @@ Others use:
     stage_runner: StageRunner, Microbatch
     transport: DistributedTransport, TensorShape
     message_times: MessageTimes
-    gradient_sync: GradientSync, counted_names
+    gradient_sync: GradientSync
+    bucket_parameters: Part, counted_names, owned_parts, parts_in
     optimizer: Optimizer, OPTIMIZER_STATES
     loss_scale: LossScale
     named_optimizers: factory_of

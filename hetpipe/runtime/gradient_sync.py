@@ -2,28 +2,30 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_model.dtypes import GRADIENT_BF16
-from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.collective_parts import Group, broadcast_part, sum_parts
 from hetpipe.program.instructions import Broadcast, Program, Sync
 from hetpipe.runtime.accelerators import following, new_stream
+from hetpipe.runtime.bucket_parameters import bucket_names, bucket_parts, bucket_range, check_shared
 from hetpipe.runtime.collectives import Begin, begin, begins, in_turn, open_groups
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
 from hetpipe.runtime.peer_errors import PeerTimeout
 from hetpipe.runtime.rounded_buffers import front, round_in_place, widen_in_place
 from partition.plan import Stage
+
+T = TypeVar("T", bound=Tensor)
 
 
 class GradientSync:
@@ -74,7 +76,7 @@ class GradientSync:
             for index, bucket in enumerate(program.buckets)
         ]
         # one buffer for each bucket, of which the gradients are views: nothing is copied to be summed
-        self._buffers = [_buffer(members) for members in self._members]
+        self._buffers, self._cut = self._make_buffers()
         # what the collectives move: the buffers, or copies of them on the host
         self._moved = [
             room_on_host(buffer) if rank in bucket.ranks and staging.copies(rank, bucket.ranks) else buffer
@@ -83,6 +85,28 @@ class GradientSync:
         self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
         self._stream: Any = None
         self._warm_up()
+
+    def _make_buffers(self) -> tuple[list[Tensor], list[tuple[nn.Parameter, Tensor]]]:
+        """Return the buffers, and places of gradients: of layers that several own, and of parts owned here.
+
+        Buffers of ranges are parts of one, in which the gradients of whole parameters are.
+        """
+        buffers, gradients = list[Tensor](), list[tuple[nn.Parameter, Tensor]]()
+        wholes: dict[tuple[tuple[int, ...], bool], Tensor] = {}
+        for index, (bucket, members) in enumerate(zip(self._program.buckets, self._members, strict=True)):
+            if not (bucket.is_part and members):
+                buffers.append(_buffer(members))
+                continue
+            group = bucket.layers, bucket.tied
+            if group not in wholes:
+                wholes[group] = _buffer(members)
+                gradients += _places(members, wholes[group])
+            start, stop = bucket_range(self._program, index, self._chain)
+            buffers.append(wholes[group][start:stop] if start < stop else wholes[group].new_zeros(1))
+            if bucket.state_owner == self._rank:
+                parts = bucket_parts(self._program, index, self._chain)
+                gradients += _places([self._parameters[part.key] for part in parts], buffers[-1])
+        return buffers, gradients
 
     def _warm_up(self) -> None:
         """Sum a first number in each group, so that it is open before the first step.
@@ -111,8 +135,11 @@ class GradientSync:
         """Set the gradients to zero before a step, in the buckets' buffers."""
         for bucket, buffer in enumerate(self._buffers):
             buffer.zero_()
-            for value, part in self._parts(bucket):
-                value.grad = part
+            if not self._program.buckets[bucket].is_part:
+                for value, part in self._parts(bucket):
+                    value.grad = part
+        for value, part in self._cut:
+            value.grad = part
 
     def may_begin_inside(self, bucket: int) -> bool:
         """Return whether a sum may begin while a backward runs: one that is not copied to the host first."""
@@ -192,13 +219,13 @@ class GradientSync:
                     value.copy_(part)
         return done
 
-    def _parts(self, bucket: int) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return the bucket's parameters, each with its place in the buffer."""
-        members = self._members[bucket]
-        if not members:
-            return []
-        parts = torch.split(self._buffers[bucket], [value.numel() for value in members])
-        return [(value, part.view_as(value)) for value, part in zip(members, parts, strict=True)]
+    def _parts(self, bucket: int) -> Sequence[tuple[Tensor, Tensor]]:
+        """Return the bucket's parameters, or its parts of them, each with its place in the buffer."""
+        members: Sequence[Tensor] = self._members[bucket]
+        if members and self._program.buckets[bucket].is_part:
+            parts = bucket_parts(self._program, bucket, self._chain)
+            members = [part.of(self._parameters[part.name]) for part in parts]
+        return _places(members, self._buffers[bucket])
 
     def finish(self) -> list[int]:
         """Wait for all that were started; return their buckets.
@@ -239,24 +266,12 @@ class GradientSync:
         return PeerTimeout(self._program, self._rank, instruction, owners, since_s)
 
 
-def check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
-    """Check that each parameter that other ranks have too is summed by a bucket.
-
-    Raises: InputError naming one that is not.
-    """
-    summed = {
-        name
-        for index, bucket in enumerate(program.buckets)
-        if rank in bucket.ranks
-        for name in bucket_names(program, index, chain)
-    }
-    for other, device in enumerate(program.device_names):
-        held = {info.name for layer in program.plan.layers_of(device) for info in chain.parameters(layer)}
-        if other != rank and (missed := sorted(held & set(parameters) - summed)):
-            raise InputError(
-                f"{missed[0]!r} is in layers of {program.device_names[rank]!r} and of {device!r}, which the "
-                "profile does not say (tied_to); profile this model again"
-            )
+def _places(members: Sequence[T], buffer: Tensor) -> list[tuple[T, Tensor]]:
+    """Return tensors that lie one after the other in a buffer, each with its place."""
+    if not members:
+        return []
+    parts = torch.split(buffer, [value.numel() for value in members])
+    return [(value, part.view_as(value)) for value, part in zip(members, parts, strict=True)]
 
 
 def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
@@ -265,31 +280,3 @@ def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
         return torch.zeros(1)
     first = members[0]
     return torch.zeros(sum(value.numel() for value in members), dtype=first.dtype, device=first.device)
-
-
-def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:
-    """Return the names of a bucket's trained parameters, in the same order on every rank."""
-    held = program.buckets[bucket]
-    if held.tied:
-        later = {info.name for layer in held.layers[1:] for info in chain.parameters(layer)}
-        return [info.name for info in chain.parameters(held.layers[0]) if info.tied and info.name in later]
-    infos = [info for layer in held.layers for info in chain.parameters(layer)]
-    return [info.name for info in infos if info.reached and not info.tied]
-
-
-def counted_names(program: Program, rank: int, chain: ChainModel) -> set[str]:
-    """Return the names of the parameters that count in this rank's norm.
-
-    They are those whose states it has, where states are sharded, else those whose lowest owner it is.
-    """
-    owners: dict[str, int] = {}
-    if program.plan.state_owners is not None:
-        ranks = {name: owner for owner, name in enumerate(program.device_names)}
-        for layer in reversed(range(chain.num_layers)):  # a tied parameter goes with its home, the first
-            state_owner = ranks[program.plan.state_owners[layer]]
-            owners.update({info.name: state_owner for info in chain.parameters(layer)})
-        return {name for name, owner in owners.items() if owner == rank}
-    for owner in reversed(range(len(program.ranks))):
-        for layer in program.plan.layers_of(program.device_names[owner]):
-            owners.update({info.name: owner for info in chain.parameters(layer)})
-    return {name for name, owner in owners.items() if owner == rank}

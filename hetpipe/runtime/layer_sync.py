@@ -1,6 +1,5 @@
 """Gradients and weights that only their owner keeps: summed, and fetched, layer by layer in a step."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,41 +16,13 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.program.collective_parts import Group, broadcast_part, sum_parts
 from hetpipe.program.instructions import Broadcast, Bucket, Gather, Program, Reduce, Round
 from hetpipe.program.layer_rounds import buckets_by_layer, is_fetched
+from hetpipe.runtime.bucket_parameters import bucket_names, bucket_parts, bucket_range, check_shared
 from hetpipe.runtime.collectives import begin, open_groups
 from hetpipe.runtime.cuda_events import wait_for_gpu
-from hetpipe.runtime.gradient_sync import bucket_names, check_shared
+from hetpipe.runtime.held_weights import Held, Piece
 from hetpipe.runtime.host_staging import Staging, room_on_host
 from hetpipe.runtime.peer_errors import PeerTimeout
 from hetpipe.runtime.served_weights import ServedWeights
-
-
-@dataclass(slots=True)
-class _Held:
-    """One bucket on this rank: its parameters, and their memory in one piece each.
-
-    weights: of the parameters, which are views of it; None while they are elsewhere. gradients: the same of
-    their gradients.
-    """
-
-    members: list[nn.Parameter]
-    shapes: list[torch.Size]
-    is_owner: bool
-    weights: Tensor | None = None
-    gradients: Tensor | None = None
-
-    def views(self, whole: Tensor) -> list[Tensor]:
-        """Return the members' places in memory for all of them."""
-        if not self.members:
-            return []
-        sizes = [shape.numel() for shape in self.shapes]
-        return [part.view(shape) for part, shape in zip(torch.split(whole, sizes), self.shapes, strict=True)]
-
-    def empty(self) -> Tensor:
-        """Return memory for all members; of a layer without any, a number to meet over."""
-        if not self.members:
-            return torch.zeros(1)
-        first, count = self.members[0], sum(shape.numel() for shape in self.shapes)
-        return torch.empty(count, dtype=first.dtype, device=first.device)
 
 
 @dataclass(slots=True)
@@ -104,14 +75,9 @@ class LayerSync:
             ServedWeights(program, rank, timeout_s, self._staging) if program.plan.fetches_apart else None
         )
         self._of_layer = buckets_by_layer(program, rank)
-        self._held: dict[int, _Held] = {}
-        for index, bucket in enumerate(program.buckets):
-            if rank in bucket.ranks:
-                members = [parameters[name] for name in bucket_names(program, index, chain)]
-                self._held[index] = _Held(
-                    members, [value.shape for value in members], bucket.state_owner == rank
-                )
-        self._settle_weights()
+        self._held = _held_by_bucket(program, rank, chain, parameters)
+        for index, held in self._each():
+            held.settle(is_sharded=self._is_sharded(index))
         self._under_way: dict[Round | Broadcast, _UnderWay] = {}
         self._storages: dict[int, int] = {}  # of fetched weights, their buckets
         self._warm_up()
@@ -119,17 +85,9 @@ class LayerSync:
     def _group(self, bucket: Bucket) -> Group:
         return Group(bucket.ranks, not self._staging.in_streams(bucket.ranks))
 
-    @torch.no_grad()
-    def _settle_weights(self) -> None:
-        """Put the weights of each bucket into one piece of memory; where sharded, owned ones alone."""
-        for index, held in self._held.items():
-            if self._is_sharded(index) and not held.is_owner:
-                self._let_go(held)
-                continue
-            held.weights = held.empty()
-            for value, part in zip(held.members, held.views(held.weights), strict=True):
-                part.copy_(value)
-                value.data = part
+    def _each(self) -> Iterator[tuple[int, Held]]:
+        """Yield what this rank holds with others, each once, with a bucket of it."""
+        return ((index, held) for index, held in self._held.items() if index == min(held.pieces))
 
     def _is_sharded(self, bucket: int) -> bool:
         return self._program.sharding_of(bucket) is Sharding.WEIGHTS
@@ -148,36 +106,19 @@ class LayerSync:
         return partial(wait_for_gpu, work, self._timeout_s) if not moved.is_cpu else work.wait
 
     def buffers(self) -> list[Tensor]:
-        """Return the gradients that are there for the whole step: those that this rank owns."""
-        return [
-            held.gradients for held in self._held.values() if held.is_owner and held.gradients is not None
-        ]
+        """Return what is there for the whole step: owned gradients, and owned ranges of sharded weights."""
+        return [tensor for _, held in self._each() for tensor in held.resident()]
 
     def attach(self) -> None:
         """Set the owned gradients to zero before a step."""
-        for held in self._held.values():
-            if held.is_owner:
-                self._make_gradients(held)
-            else:
-                self._drop_gradients(held)
+        for _, held in self._each():
+            held.attach()
 
     def make_room(self, layer: int) -> None:
         """Make room for the gradients of a layer whose backward comes now."""
         for index in self._of_layer[layer]:
             if self._held[index].gradients is None:
-                self._make_gradients(self._held[index])
-
-    def _make_gradients(self, held: _Held) -> None:
-        if held.gradients is None:
-            held.gradients = held.empty()
-        held.gradients.zero_()
-        for value, part in zip(held.members, held.views(held.gradients), strict=True):
-            value.grad = part
-
-    def _drop_gradients(self, held: _Held) -> None:
-        held.gradients = None
-        for value in held.members:
-            value.grad = None
+                self._held[index].make_gradients()
 
     def serve(self, fetches: Mapping[int, Iterable[int]]) -> None:
         """Hand in the weights that this rank owns for fetches that come: of buckets, by rank.
@@ -185,31 +126,19 @@ class LayerSync:
         Nothing where all ranks of a bucket fetch together.
         """
         if self._served is not None:
-            owned = {
-                index: held.weights
-                for index, held in self._held.items()
-                if held.is_owner and held.weights is not None
-            }
+            owned = {index: weights for _, held in self._each() for index, weights in held.owned().items()}
             self._served.serve(owned, fetches)
 
     def start(self, entry: Round) -> None:
         """Begin a round; nothing of it may be used before it is `over`."""
         held = self._held[entry.bucket]
-        if isinstance(entry, Reduce):
-            buffer = held.gradients
-            if buffer is None:  # a round without a backward here
-                buffer = held.empty().zero_()
-            if not held.is_owner:
-                self._drop_gradients(held)
-        else:
-            buffer = held.weights if held.is_owner and held.weights is not None else held.empty()
-        self._begin(entry, buffer)
+        self._begin(entry, held.to_sum(entry.bucket) if isinstance(entry, Reduce) else held.to_fetch(entry))
 
     def start_broadcast(self, bucket: int) -> None:
         """Begin to spread a bucket's new weights from its owner, into those of the others."""
-        weights = self._held[bucket].weights
-        assert weights is not None
-        self._begin(Broadcast(bucket), weights)
+        held = self._held[bucket]
+        assert held.weights is not None
+        self._begin(Broadcast(bucket), held.pieces[bucket].of(held.weights) if held.is_cut else held.weights)
 
     def _begin(self, entry: Round | Broadcast, buffer: Tensor) -> None:
         bucket, since_s = self._program.buckets[entry.bucket], time.monotonic()
@@ -242,13 +171,11 @@ class LayerSync:
         with self._peer_timeout(entry, found.since_s):
             found.wait()
         held = self._held[entry.bucket]
-        if held.is_owner is isinstance(entry, Reduce) and found.moved is not found.buffer:
+        is_owner = held.pieces[entry.bucket].is_owner
+        if is_owner is isinstance(entry, Reduce) and found.moved is not found.buffer:
             found.buffer.copy_(found.moved)
-        if isinstance(entry, Gather) and not held.is_owner:
-            held.weights = found.buffer
-            self._storages[found.buffer.untyped_storage()._cdata] = entry.bucket
-            for value, part in zip(held.members, held.views(found.buffer), strict=True):
-                value.data = part
+        if isinstance(entry, Gather) and (whole := held.have(entry, found.buffer)) is not None:
+            self._storages[whole.untyped_storage()._cdata] = entry.bucket
 
     def finish_broadcasts(self) -> list[int]:
         """Wait for all broadcasts that were started, and let go of what was fetched; return their buckets."""
@@ -261,16 +188,11 @@ class LayerSync:
 
     def drop(self, bucket: int) -> None:
         """Let go of the weights of a bucket, unless this rank owns them."""
-        if self._is_sharded(bucket) and not self._held[bucket].is_owner:
-            self._let_go(self._held[bucket])
-
-    def _let_go(self, held: _Held) -> None:
-        if held.weights is not None:
-            self._storages.pop(held.weights.untyped_storage()._cdata, None)
-        held.weights = None
-        for value, shape in zip(held.members, held.shapes, strict=True):
-            # no numbers, so that what would compute with them by mistake is not finite
-            value.data = torch.full((), math.nan, dtype=value.dtype, device=value.device).expand(shape)
+        held = self._held[bucket]
+        if self._is_sharded(bucket) and held.may_drop(bucket):
+            if held.weights is not None:
+                self._storages.pop(held.weights.untyped_storage()._cdata, None)
+            held.let_go()
 
     def saving(self) -> AbstractContextManager[object]:
         """Return a context of forwards whose backwards look for fetched weights anew, and keep none."""
@@ -319,7 +241,7 @@ class LayerSync:
             finally:
                 for index in self._of_layer[layer]:
                     if not self._held[index].is_owner:
-                        self._drop_gradients(self._held[index])
+                        self._held[index].drop_gradients()
 
     def close(self) -> None:
         """Give back the process groups; all ranks must have finished their last step."""
@@ -337,13 +259,28 @@ class LayerSync:
         return PeerTimeout(self._program, self._rank, entry, peers, since_s)
 
 
-def absent_names(program: Program, rank: int, chain: ChainModel) -> frozenset[str]:
-    """Return the names of the parameters of layers of a rank whose weights only other ranks keep."""
-    return frozenset(
-        name
-        for index, bucket in enumerate(program.buckets)
-        if rank in bucket.ranks
-        and rank != bucket.state_owner
-        and program.sharding_of(index) is Sharding.WEIGHTS
-        for name in bucket_names(program, index, chain)
-    )
+def _held_by_bucket(
+    program: Program, rank: int, chain: ChainModel, parameters: Mapping[str, nn.Parameter]
+) -> dict[int, Held]:
+    """Return what a rank holds with others, by bucket; buckets that are ranges of a layer have the same.
+
+    parameters: whole ones by name, parts that the rank owns by `Part.key`.
+    """
+    groups: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+    for index, bucket in enumerate(program.buckets):
+        if rank in bucket.ranks:
+            groups.setdefault((bucket.layers, bucket.tied), []).append(index)
+    found: dict[int, Held] = {}
+    for indices in groups.values():
+        members = [parameters[name] for name in bucket_names(program, indices[0], chain)]
+        pieces = {}
+        for index in indices:
+            bucket = program.buckets[index]
+            start, stop = bucket_range(program, index, chain)
+            owned = (
+                bucket_parts(program, index, chain) if bucket.state_owner == rank and bucket.is_part else ()
+            )
+            parts = [(parameters[part.key], parameters[part.name].dim()) for part in owned]
+            pieces[index] = Piece(start, stop, bucket.state_owner == rank, parts)
+        found |= dict.fromkeys(indices, Held(members, [value.shape for value in members], pieces))
+    return found

@@ -20,16 +20,17 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import Clock
 from hetpipe.runtime import accelerators
+from hetpipe.runtime.bucket_parameters import absent_names, counted_names, owned_parts, parted_names
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Boundaries, Executor
 from hetpipe.runtime.gpus import before_cuda, gpu_index
-from hetpipe.runtime.gradient_sync import GradientSync, counted_names
+from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.host_activations import activations_on_host
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.host_states import NOTHING, Offloaded
 from hetpipe.runtime.host_weights import HostWeights, check_fetched, names_on_host
-from hetpipe.runtime.layer_sync import LayerSync, absent_names
+from hetpipe.runtime.layer_sync import LayerSync
 from hetpipe.runtime.message_times import MessageTimes
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import EmulatedPace, Pace, slowdown_of
@@ -44,9 +45,10 @@ class RankLayers:
     """The layers of a rank, in train mode on its device.
 
     trained: their parameters that the loss reaches, by name; counted: names of those that count in this
-    rank's norm; stepped: those that it updates, fewer where optimizer states are sharded. offloaded: those
-    whose states the host keeps. host_weights: what brings frozen weights from there. travels: dtype of
-    the floating tensors between layers.
+    rank's norm; stepped: those that it updates, fewer where optimizer states are sharded, and parts of those
+    of which it owns a range (`bucket_parameters.Part`). offloaded: those whose states the host keeps.
+    host_weights: what brings frozen weights from there. travels: dtype of the floating tensors between
+    layers.
     """
 
     chain: ChainModel
@@ -100,6 +102,8 @@ class RankLayers:
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
+        stepped |= owned_parts(program, rank, chain, trained)
+        model.absent |= parted_names(program, rank, chain)
         offloaded = offloaded_names(program.plan, program.device_names[rank], chain, stepped)
         weights = HostWeights(model, away, place) if away else None
         return cls(chain, model, place, lowered or dtype, trained, counted, stepped, offloaded, weights)
@@ -183,7 +187,9 @@ def executor_of(
         rank,
         stages=stages,
         transport=DistributedTransport(program, rank, layers.place, timeout_s, staging, times),
-        sync=sync_of(program)(program, rank, layers.chain, layers.trained, timeout_s, staging),
+        sync=sync_of(program)(
+            program, rank, layers.chain, layers.trained | layers.stepped, timeout_s, staging
+        ),
         optimizer=optimizer,
         boundaries=boundaries_of(layers.chain, layers.travels),
         wires=wires,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cost_model.errors import InputError
 from hetpipe.data.task import OptimizerFactory, TrainingTask
 from hetpipe.runs.settings import Settings
+from hetpipe.runtime.bucket_parameters import parts_in
 from hetpipe.runtime.host_states import NOTHING, HostStates, Offloaded
 from hetpipe.runtime.host_steps import HostSteps
 from hetpipe.runtime.named_optimizers import factory_of
@@ -148,6 +149,7 @@ def optimizer_of(
         )
     refuse_offload(offloaded)
     made = make_checked(make, list(parameters.values()))
+    _check_parts(make, made, parameters, task)
     return TorchOptimizer(made, parameters, counted, rate=settings.learning_rate)
 
 
@@ -161,6 +163,61 @@ def refuse_offload(offloaded: Offloaded | Sequence[str]) -> None:
             "the plan keeps optimizer states in the host's memory, which only hetpipe's own AdamW can; take "
             "that, or leave offload out of the plan (host_memory out of the cluster file)"
         )
+
+
+BY_NUMBER: frozenset[type[torch.optim.Optimizer]] = frozenset(
+    (
+        torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam,
+        torch.optim.RAdam, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop,
+        torch.optim.ASGD,
+    )
+)  # fmt: skip
+"""Torch's optimizers that step each number of a parameter by itself, whatever the others are."""
+
+
+def steps_by_number(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer is known to step a part of a parameter as it steps all of it."""
+    return type(optimizer) in BY_NUMBER
+
+
+def _check_parts(
+    make: OptimizerFactory,
+    made: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    task: TrainingTask,
+) -> None:
+    """Check that parts of parameters get the steps that the whole ones would.
+
+    Raises: InputError if the optimizer may look at all of a parameter, or its factory at the shape.
+    """
+    parts = parts_in(parameters)
+    if not parts:
+        return
+    first, remedy = next(iter(parts.values())), "leave owner_ranges out of the plan, or take hetpipe's AdamW"
+    cut = f"owner_ranges of the plan cuts {first.name!r} between devices"
+    if not steps_by_number(made):
+        raise InputError(
+            f"{cut}, and {optimizer_name(made)} is not known to step each number by itself; {remedy}"
+        )
+    infos = (info for layer in range(task.chain.num_layers) for info in task.chain.parameters(layer))
+    shapes = {info.name: info.shape for info in infos}
+    whole = [
+        nn.Parameter(torch.empty(shapes[parts[key].name], dtype=value.dtype)) if key in parts else value
+        for key, value in parameters.items()
+    ]
+    if _grouped(make_checked(make, whole), whole) != _grouped(made, list(parameters.values())):
+        raise InputError(
+            f"{cut}, and the optimizer factory groups parameters by their shapes; group them by dimensions "
+            f"alone, or {remedy}"
+        )
+
+
+def _grouped(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return the options of each parameter's group."""
+    options = _options(optimizer.param_groups, ("params",))
+    groups = zip(optimizer.param_groups, options, strict=True)
+    of = {id(value): chosen for group, chosen in groups for value in group["params"]}
+    return [of.get(id(value), {}) for value in parameters]
 
 
 def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -4,10 +4,10 @@
 predicted (`handover`); what it goes on from is `resumption`'s, and `recovery` starts it again when a
 rank is lost. `rank` is the life of one rank, and `meeting` what ranks say to each other between
 steps; `evaluation` tells of held-out samples, `translations` writes those that BLEU is of. A `checkpoint`
-is a file per layer, complete or absent, written by the layers' owners
-(`checkpoint_owners`) and read under any plan; of a model with adapters it holds these alone, and hashes
-of the base (`frozen_base`). `checkpoint_damage` finds the newest whole one, `checkpoint_weights` fills a
-model from one, `adapter_export` takes adapters out. `trainer` is for a user's own model, which
+is a file per layer, complete or absent, written by the layers' owners (`checkpoint_owners`; `joined_parts`
+brings ranges of a layer together) and read under any plan; of a model with adapters it holds these alone,
+and hashes of the base (`frozen_base`). `checkpoint_damage` finds the newest whole one, `checkpoint_weights`
+fills a model from one, `adapter_export` takes adapters out. `trainer` is for a user's own model, which
 `own_planning` measures and plans for, and tells `callbacks`; `user_loop` is for a user's own loop.
 
 Others use:

@@ -11,6 +11,7 @@ from hetpipe.models.frozen_weights import is_rounded
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.settings import TaskSettings
+from hetpipe.runtime.bucket_parameters import parts_in
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.frozen_base import base_hashes, check_base
@@ -39,7 +40,10 @@ def _fill_frozen(parameter: torch.Tensor, found: torch.Tensor, name: str, source
 
 
 def written_by(plan: Plan, device: str) -> list[int]:
-    """Return the layers that a device writes: those whose states it has, or whose lowest owner it is."""
+    """Return the layers that a device writes: those whose states it has, or whose lowest owner it is.
+
+    Of a layer that several own the one with its first range writes it (`joined_parts`).
+    """
     held = plan.layers_of(device)
     if plan.state_owners is not None:
         return [layer for layer in held if plan.state_owners[layer] == device]
@@ -120,11 +124,15 @@ def load_checkpoint(
     parameters = {name: value for name, value in owned.items() if name not in task.chain.base}
     found_steps = manifest.optimizer.get("steps")
     num_steps = found_steps if isinstance(found_steps, int) else manifest.step
-    for layer in sorted({homes[name] for name in parameters}):
+    parts = parts_in(optimizer.parameters)
+    for layer in sorted({homes[name] for name in (*parameters, *(part.name for part in parts.values()))}):
         mine = [name for name in parameters if homes[name] == layer]
+        cut = {key: part for key, part in parts.items() if homes[part.name] == layer}
         wanted = [key for name in mine for key in (name, *(f"{name}.{s}" for s in OPTIMIZER_STATES))]
         reached = set(optimizer.parameters)
         wanted = [key for key in wanted if key in parameters or key.rsplit(".", 1)[0] in reached]
+        for name in {part.name for part in cut.values()}:
+            wanted += [name, *(f"{name}.{s}" for s in OPTIMIZER_STATES)]
         # of another optimizer than ours the file knows which states each parameter has
         names = wanted if optimizer.name == Optimizer.name else None
         tensors = checkpoint.read_layer(source, manifest, layer, names)
@@ -135,5 +143,15 @@ def load_checkpoint(
                 with torch.no_grad():
                     parameters[name].copy_(tensors[name])
             optimizer.load_states(name, tensors, num_steps)
+        for key, part in cut.items():
+            whole = tensors[part.name]
+            with torch.no_grad():
+                optimizer.parameters[key].copy_(part.of(whole))
+            states = {
+                key + name.removeprefix(part.name): part.of(state) if state.shape == whole.shape else state
+                for name, state in tensors.items()
+                if name.startswith(f"{part.name}.")
+            }
+            optimizer.load_states(key, states, num_steps)
     optimizer.num_steps = num_steps  # also where no parameter is trained
     return manifest.step, manifest.samples_seen

@@ -29,9 +29,11 @@ from hetpipe.training.checkpoint_owners import home_layers, written_by
 from hetpipe.training.checkpoint_room import free_host_bytes
 from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.frozen_base import base_hashes, weights_as_given
+from hetpipe.training.joined_parts import JoinedParts
 from hetpipe.training.meeting import all_done, gather
 from hetpipe.training.resumed_settings import deciding_settings
 
+EMPTY: Mapping[str, Mapping[str, Tensor]] = {}
 MOST_OF_HOST = 0.9
 """Of the free memory of the host: what copies of all ranks may take."""
 
@@ -42,10 +44,14 @@ LESS_URGENT = 10
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What a layer's file is to hold: parameters and the states of the optimizer, by name."""
+    """What a layer's file is to hold: parameters and the states of the optimizer, by name.
+
+    joined: both, of parameters of which several ranks own a range; copies already.
+    """
 
     parameters: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
+    joined: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def changing(self) -> dict[str, Tensor]:
@@ -105,10 +111,16 @@ class CheckpointWriter:
     changes: tuple[dict[str, JsonValue], ...] = ()  # of settings, in the runs that led here
     _under_way: _UnderWay | None = None
     _copies: dict[str, Tensor] = field(default_factory=dict)
+    _parts: JoinedParts = field(init=False)
     _made: Future[None] | None = None  # the memory of the copies, where it is made before it is needed
     _thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "checkpoint", initializer=_yield_to_others)
     )
+
+    def __post_init__(self) -> None:
+        self._parts = JoinedParts(
+            self.program, self.rank, self.task.chain, self.optimizer, self.settings.run.timeout_s
+        )
 
     def make_memory(self) -> None:
         """Have the memory of the copies made beside training, before the first checkpoint needs it.
@@ -133,7 +145,7 @@ class CheckpointWriter:
         assert self._under_way is None
         lowest = self.copies.hosts.lowest[self.rank]
         folder = Path(gather(self._made_folder(step) if self.rank == lowest else "")[lowest])
-        layers = self._layers()
+        layers = self._layers(self._parts.join())
         if self._made is not None:
             self._made.result()
         in_background = self._has_room(layers)
@@ -228,18 +240,27 @@ class CheckpointWriter:
                 f"({error.strerror or error}); make room there, and go on with --resume from the one before"
             ) from error
 
-    def _layers(self) -> dict[int, _Layer]:
-        """Return the layers that this rank writes, as they are at this moment."""
-        homes = home_layers(self.task.chain)
+    def _layers(self, joined: Mapping[str, Mapping[str, Tensor]] = EMPTY) -> dict[int, _Layer]:
+        """Return the layers that this rank writes, as they are at this moment.
+
+        joined: parameters of which several ranks own a range; left out where they are not given.
+        """
+        homes, cut = home_layers(self.task.chain), self._parts.names
         layers = {}
         for layer in written_by(self.program.plan, self.program.device_names[self.rank]):
             held = {
                 name: value
                 for name, value in self.model.parameters_of(layer).items()
-                if homes[name] == layer and name not in self.task.chain.base
+                if homes[name] == layer and name not in self.task.chain.base and name not in cut
             }
             states = {key: state for name in held for key, state in self.optimizer.states(name).items()}
-            layers[layer] = _Layer(held, states)
+            whole = {
+                name + rest: tensor
+                for name, tensors in joined.items()
+                if homes[name] == layer
+                for rest, tensor in tensors.items()
+            }
+            layers[layer] = _Layer(held, states, whole)
         return layers
 
     def _has_room(self, layers: Mapping[int, _Layer]) -> bool:
@@ -265,7 +286,7 @@ class CheckpointWriter:
                 self._copies[name] = torch.empty(value.shape, dtype=value.dtype)
             self._copies[name].copy_(value.detach())
         parameters = {name: self._copies.get(name, value) for name, value in layer.parameters.items()}
-        return _Layer(parameters, {name: self._copies[name] for name in layer.states})
+        return _Layer(parameters, {name: self._copies[name] for name in layer.states}, layer.joined)
 
     def _write(self, step: int, folder: Path, layers: Mapping[int, _Layer]) -> _Files:
         """Write the files of this rank's layers; return them, and the hashes of the base here."""
@@ -274,7 +295,8 @@ class CheckpointWriter:
         for index, layer in layers.items():
             weights = weights_as_given(chain, index, layer.parameters, seed)
             with self._refused(step):
-                files[index] = checkpoint.write_layer(folder, index, weights | dict(layer.states))
+                tensors = weights | dict(layer.states) | dict(layer.joined)
+                files[index] = checkpoint.write_layer(folder, index, tensors)
         return files, base_hashes(chain, self.model, seed)
 
     def _complete(self, now: _UnderWay, written: Sequence[_Files]) -> None:

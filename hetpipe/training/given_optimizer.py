@@ -7,7 +7,7 @@ import torch
 
 from cost_model.errors import InputError
 from hetpipe.data.task import OptimizerFactory
-from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name
+from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name, steps_by_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,11 @@ class AdamW:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.01
+
+
+def whole_states(optimizer: AdamW | OptimizerFactory) -> bool:
+    """Return whether an optimizer, which is checked, may need all of a parameter to step it."""
+    return not isinstance(optimizer, AdamW) and not steps_by_number(made_of_samples(optimizer))
 
 
 def checked_optimizer(

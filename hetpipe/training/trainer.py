@@ -4,7 +4,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.callbacks import Callback, Callbacks
 from hetpipe.training.checkpoint_owners import check_optimizer
 from hetpipe.training.checkpoint_weights import export_huggingface, load_weights
-from hetpipe.training.given_optimizer import AdamW, checked_optimizer
+from hetpipe.training.given_optimizer import AdamW, checked_optimizer, whole_states
 from hetpipe.training.own_planning import OwnPlanning, checked_batch_size, name_of
 from hetpipe.training.resumed_settings import inherited
 from hetpipe.training.resumption import find_checkpoint, steps_done
@@ -110,6 +110,7 @@ class Trainer:
         self._callbacks = Callbacks(callbacks)
         _check_kinds(model, plan, cluster, rate_schedule)
         rates, factory, self._optimizer_name = checked_optimizer(optimizer)
+        self._whole_states = whole_states(optimizer)
         batch = checked_batch_size(batch_size, plan)
         self._cluster = cluster_path(cluster)
         read_cluster(self._cluster)
@@ -197,6 +198,8 @@ class Trainer:
                 f"the profile is of {self.profile.model!r}, the run is called {self._planning.name!r}; give "
                 f"name={self.profile.model!r}"
             )
+        if self._whole_states:
+            self.profile = replace(self.profile, whole_states=True)
         if self.plan is None:
             self.plan = self._planning.plan(self.profile)
         settings.check_stated(self.plan, self.profile)

@@ -77,6 +77,12 @@ class RankStages:
         Raises: InputError if program, model, cluster and process group do not fit together.
         """
         check_plan(program.plan, profile, cluster)
+        if program.plan.owner_ranges:
+            raise InputError(
+                f"owner_ranges of the plan cuts layer {program.plan.owner_ranges[0].layer} between devices, "
+                "and an optimizer of your own may need whole parameters; leave owner_ranges out of the plan, "
+                "or train by hetpipe.Trainer"
+            )
         profile.check_layers(chain.layer_names)
         check_weights(profile, chain)
         if profile.loss_chunks is not None:

@@ -7,10 +7,11 @@ first. A layer takes all microbatches of a device before the next layer does, so
 
 What differs: their dynamic programme over devices, samples and sizes has the least longest time of them all,
 which is found here by bisection, since nothing but the batch and the memory of all couples the devices.
-Shards are whole layers. Activations stay on the device, recomputed layer by layer or not, in place of host
-memory: where not all microbatches fit at once they pass in groups, as few as memory takes. Gathers and sums
-are for the simulator to price, which judges two plans: least computation, and fewest groups. Where weights
-cannot be sharded (one device, 16 bits by autocast, compiled blocks) only optimizer states are (ZeRO stage 1).
+Shards are whole layers, or ranges where only these fit. Activations stay on the device, recomputed layer by
+layer or not, in place of host memory: where not all microbatches fit at once they pass in groups, as few as
+memory takes. Gathers and sums are for the simulator to price, which judges two plans: least computation, and
+fewest groups. Where weights cannot be sharded (one device, 16 bits by autocast, compiled blocks) only
+optimizer states are (ZeRO stage 1).
 """
 
 from collections import Counter

@@ -1,18 +1,19 @@
 """Who owns each layer where states, gradients or weights are sharded (ZeRO), by free memory.
 
-Whole layers, so that memory is known without the model's parameters; each layer's owner is one of the
-devices that hold the layer (Rajbhandari, Rasley, Ruwase and He, SC 2020, section 5, for equal devices).
+Whole layers where they fit, since each message is of one; else ranges of some, so that the load of each
+device is what its memory takes. An owner is one of the devices that hold the layer (Rajbhandari, Rasley,
+Ruwase and He, SC 2020, section 5, for equal devices, which cut the numbers of all layers evenly).
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from cost_model.cluster import Cluster
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
-from cost_model.sharding import Sharding
+from cost_model.sharding import OwnerRange, Sharding
 from partition.estimates.plan_memory import host_bytes, memories_without_owner, plan_memories
 from partition.plan import Plan
 from partition.problem import Problem
@@ -25,23 +26,44 @@ With none at all stages fill the memory, by recompute too, and then the states f
 """
 
 
+CUTS = 1024
+"""Where a layer may be cut: at multiples of one over this, which read well and are exact."""
+
+
 def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
     """Return the plan, zero 1 at least, with an owner for each layer; any that it names already stay.
 
     Neighbouring layers with the same owners are cut into one block for each, by the memory that is free
     there, so that few buckets come of it; where a block would not fit, layer by layer to whoever has most.
-    Whether all fits is for `plan_memory` to say.
+    Where that does not fit either, and ranges of layers do, blocks end inside layers (`_ranges`). Whether all
+    fits is for `plan_memory` to say.
     """
     if plan.state_owners is not None:
         return plan
-    holders = _holders(plan)
     nobody = replace(plan, zero=max(plan.zero, Sharding.STATES))
-    free = _free_bytes(nobody, profile, cluster)
+    free, kept = _free_bytes(nobody, profile, cluster), _kept_bytes(nobody, profile)
+    left = dict(free)
+    whole = _with_whole_layers(nobody, left, kept)
+    if min(left.values()) >= 0 or min(free.values()) < 0:  # it fits, or none does: quick to tell
+        return whole
+    if profile.whole_states or plan.offloads or fits(whole, profile, cluster):
+        return whole
+    cut = _with_ranges(nobody, free, kept)
+    return cut if cut is not None and fits(cut, profile, cluster) else whole
+
+
+def _kept_bytes(plan: Plan, profile: ModelProfile) -> list[float]:
+    """Return what the owner of each layer keeps of it that others do not."""
     ratio = profile.optimizer_bytes_per_parameter_byte
-    states = [
-        (ratio + nobody.sharding_of(layer) - Sharding.STATES) * state_home_bytes(profile, [layer])
+    return [
+        (ratio + plan.sharding_of(layer) - Sharding.STATES) * state_home_bytes(profile, [layer])
         for layer in range(plan.num_layers)
     ]
+
+
+def _with_whole_layers(plan: Plan, free: dict[str, float], states: Sequence[float]) -> Plan:
+    """Return the plan with owners of whole layers; free: bytes of each device, of which they take theirs."""
+    holders = _holders(plan)
     owners = [names[0] for names in holders]
     for layers in sorted(_runs(holders), key=lambda run: (len(holders[run[0]]), run[0])):
         if plan.sharding.by_layer and len(holders[layers[0]]) == 1:
@@ -50,7 +72,68 @@ def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pl
         for layer, name in zip(layers, chosen, strict=True):
             owners[layer] = name
             free[name] -= states[layer]
-    return replace(nobody, state_owners=tuple(owners))
+    return replace(plan, state_owners=tuple(owners))
+
+
+def _with_ranges(plan: Plan, free: Mapping[str, float], kept: Sequence[float]) -> Plan | None:
+    """Return the plan with owners of blocks that end inside layers; None if all of them end between."""
+    holders, left = _holders(plan), dict(free)
+    found: list[OwnerRange] = []
+    for layers in sorted(_runs(holders), key=lambda run: (len(holders[run[0]]), run[0])):
+        names = holders[layers[0]]
+        if len(names) == 1:
+            if not plan.sharding.by_layer:  # else counted where it is
+                left[names[0]] -= sum(kept[layer] for layer in layers)
+            found += [OwnerRange(layer, names[0], 0.0, 1.0) for layer in layers]
+            continue
+        for each in _ranges(layers, [kept[layer] for layer in layers], names, left):
+            found.append(each)
+            left[each.device] -= each.share * kept[each.layer]
+    owners = {each.layer: each.device for each in found if each.start == 0}
+    cut = sorted((each for each in found if each.share < 1), key=lambda each: (each.layer, each.start))
+    if not cut:
+        return None
+    state_owners = tuple(owners.get(layer, names[0]) for layer, names in enumerate(holders))
+    return replace(plan, state_owners=state_owners, owner_ranges=tuple(cut))
+
+
+def _ranges(
+    layers: range, sizes: Sequence[float], names: Sequence[str], free: Mapping[str, float]
+) -> Iterator[OwnerRange]:
+    """Yield the block of each device in a run of layers, layer by layer, in the order of the names.
+
+    Of what is still to be dealt out a device gets the share that its free memory has of that of all who are
+    left. The block ends between two layers where one of the next ends leaves each side what it can take, and
+    room for where others are cut. sizes: what an owner keeps of each layer, in bytes.
+    """
+    ends = [0.0, *accumulate(sizes)]
+    room = [max(0.0, free[name]) for name in names]
+    start, rounding = 0.0, len(names) * max(sizes) / CUTS
+    for index, name in enumerate(names):
+        last = index + 1 == len(names)
+        here, later = room[index], sum(room[index + 1 :])
+        share = here / (here + later) if here + later > 0 else 0.0
+        ideal = ends[-1] if last else start + share * (ends[-1] - start)
+        stop = next(
+            (
+                end
+                for end in sorted(ends, key=lambda end: abs(end - ideal))[:2]
+                if start <= end <= start + here and ends[-1] - end + rounding <= later
+            ),
+            ideal,
+        )
+        stop = ends[-1] if last else stop
+        for layer, first, size in zip(layers, ends, sizes, strict=False):
+            if size > 0:
+                low, high = (_cut_at(end, first, size) for end in (start, stop))
+                if low < high:
+                    yield OwnerRange(layer, name, low, high)
+        start = stop
+
+
+def _cut_at(end: float, first: float, size: float) -> float:
+    """Return where in a layer a block ends, in [0, 1], on one of `CUTS`; first: bytes before the layer."""
+    return round(min(1.0, max(0.0, (end - first) / size)) * CUTS) / CUTS
 
 
 def _holders(plan: Plan) -> list[tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """The bytes that a plan needs on a device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from cost_model.cluster import Cluster, Device
@@ -24,7 +24,7 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     """Return the bytes that a plan needs on a device, term by term; profile: as it is `on` its kind."""
     shapes = _shapes(plan, device)
     if plan.sharding.by_layer and plan.state_owners is not None and shapes:
-        return _sharded_memory(plan, profile, shapes[0], device, plan.state_owners)
+        return _sharded_memory(plan, profile, shapes[0], device, plan.owned_shares(device))
     memory = device_memory(
         profile,
         shapes,
@@ -39,21 +39,24 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
 
 
 def _memory_without_owner(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
-    return _sharded_memory(plan, profile, _shapes(plan, device)[0], device, ("",) * plan.num_layers)
+    return _sharded_memory(plan, profile, _shapes(plan, device)[0], device, {})
 
 
 def _sharded_memory(
-    plan: Plan, profile: ModelProfile, shape: StageShape, device: str, owners: Sequence[str]
+    plan: Plan, profile: ModelProfile, shape: StageShape, device: str, owned: Mapping[int, float]
 ) -> DeviceMemory:
-    """Return `sharded_memory` of a device's stage, given the owner of each layer."""
+    """Return `sharded_memory` of a device's stage, given how much of each layer it owns."""
     mine = set(plan.layers_of(device))
     alone = {layer for layer in mine if plan.num_holders[layer] == 1}
 
     def tied_layers(piece: Piece) -> set[int]:
         return {layer for layer in range(plan.num_layers) if profile.tied_home(layer) == piece.home}
 
+    def share_of(piece: Piece) -> float:
+        return owned.get(piece.home, 0.0)
+
     def is_away(piece: Piece) -> bool:
-        return not (owners[piece.home] == device or (piece.home in alone and not piece.tied))
+        return share_of(piece) < 1 and not (piece.home in alone and not piece.tied)
 
     def is_summed_once(piece: Piece) -> bool:
         if plan.sharding_of(piece.home) is Sharding.STATES:
@@ -76,7 +79,7 @@ def _sharded_memory(
     together = min(pipeline.num_samples, pipeline.in_flight(0) * pipeline.microbatch_size)
     return sharded_memory(
         profile, shape, plan.sharding, is_away, is_summed_once, is_shared, is_fetched,
-        together=together if plan.breadth_first else 0,
+        share_of=share_of, together=together if plan.breadth_first else 0,
     )  # fmt: skip
 
 
@@ -137,7 +140,7 @@ def _once_each(
             size, count = pipeline.microbatch_size, pipeline.num_microbatches
             stage_key = (*stage.layers, stage.recompute, stage.segment_layers, stage.offload)
             before = pipeline.in_flight(index - 1) if index else 0
-            owned = plan.owned_layers(name) if owners_count else ()
+            owned = tuple(plan.owned_shares(name).items()) if owners_count else ()
             key = (*stage_key, flight, before, size, count, pipeline.num_samples, id(view.layers), owned)
         if key not in known:
             known[key] = memory_of(plan, view, name)
@@ -149,7 +152,8 @@ def stepped_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     """Return the parameter bytes whose optimizer states a device has, and which it therefore updates."""
     if plan.state_owners is None:
         return trained_bytes(profile, plan.layers_of(device))
-    return state_home_bytes(profile, plan.owned_layers(device))
+    shares = plan.owned_shares(device).items()
+    return sum(share * state_home_bytes(profile, [layer]) for layer, share in shares)
 
 
 def offloaded_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
@@ -158,7 +162,7 @@ def offloaded_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     if not layers:
         return 0.0
     if plan.state_owners is not None:
-        return state_home_bytes(profile, layers & set(plan.owned_layers(device)))
+        return state_home_bytes(profile, layers & plan.owned_shares(device).keys())
     held = trained_bytes_by_layer(profile, plan.layers_of(device))
     return sum(held[layer] for layer in layers)
 

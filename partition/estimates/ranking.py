@@ -50,7 +50,7 @@ class Ranking:
         self._keys: dict[object, tuple[float, Rank]] = {}
 
     def __call__(self, plan: Plan) -> tuple[float, Rank]:
-        key = (plan.pipelines, plan.zero, plan.state_owners, plan.layer_zero)
+        key = (plan.pipelines, plan.zero, plan.state_owners, plan.owner_ranges, plan.layer_zero)
         if key not in self._keys:
             self._keys[key] = (_rounded(self._step_s(plan)), rank(plan))
         return self._keys[key]

@@ -188,7 +188,9 @@ class _Explainer:
                 stages[other] = dataclasses.replace(theirs, layers=(theirs.start + 1, theirs.stop))
             changed = dataclasses.replace(pipeline, stages=tuple(stages))
             pipelines = [*self.plan.pipelines[:number], changed, *self.plan.pipelines[number + 1 :]]
-            moved = dataclasses.replace(self.plan, pipelines=tuple(pipelines), state_owners=None)
+            moved = dataclasses.replace(
+                self.plan, pipelines=tuple(pipelines), state_owners=None, owner_ranges=()
+            )
             yield with_state_owners(moved, self.profile, self.problem.cluster) if moved.zero else moved
 
     def busiest_link(self, pipeline: Pipeline, index: int) -> tuple[str | None, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cost_model.sharding import OwnerRange
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.training.resumption import find_checkpoint
@@ -33,6 +34,14 @@ def two(*, zero: int) -> Plan:
     return Plan("manual", MODEL, 16, (first, second), zero=zero)
 
 
+def in_ranges(plan: Plan) -> Plan:
+    """The plan, of which two devices own the first and the last layer, a range each."""
+    owners = tuple(f"here/{device}" for device in (0, 0, 1, 0, 2, 2, 0, 2))
+    first = OwnerRange(0, "here/0", 0.0, 0.4), OwnerRange(0, "here/1", 0.4, 1.0)
+    last = OwnerRange(7, "here/2", 0.0, 0.7), OwnerRange(7, "here/0", 0.7, 1.0)
+    return replace(plan, state_owners=owners, owner_ranges=(*first, *last))
+
+
 PLANS = {
     "one device": chain_plan(MODEL, [0, 8], 16),
     "even": chain_plan(MODEL, [0, 3, 6, 8], 4),
@@ -54,6 +63,9 @@ PLANS = {
     ),
     "zero 3 of stages": two(zero=3),
     "zero by layer": replace(two(zero=3), layer_zero=(3, 3, 3, 1, 1, 2, 3, 2)),
+    "zero 1 in ranges": in_ranges(two(zero=1)),
+    "zero 2 in ranges": in_ranges(two(zero=2)),
+    "zero 3 in ranges": in_ranges(two(zero=3)),
     "shared device": Plan(
         "manual", MODEL, 16,
         (pipeline(2, 10, (0, 0, 3, 3), (1, 3, 8, 1)), pipeline(4, 6, (0, 0, 5, 2), (2, 5, 8, 1))),

@@ -7,13 +7,14 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 import transformers
 
 from cost_model.cluster_file import read_cluster
+from cost_model.sharding import OwnerRange
 from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.runs.lora import LoraSettings
@@ -90,7 +91,10 @@ OFF, SAVED, ALL = (
 
 @dataclass(frozen=True)
 class Combination:
-    """What is trained, in what dtype, and what is where. zero: as in plan.json."""
+    """What is trained, in what dtype, and what is where. zero: as in plan.json.
+
+    ranged: layers of which the first device owns a half, the second a third, and the last one the rest.
+    """
 
     name: str
     zero: int
@@ -99,6 +103,7 @@ class Combination:
     dtype: str = "float32"
     lora: LoraSettings | None = None
     layer_zero: tuple[int, ...] | None = None
+    ranged: tuple[int, ...] = ()
 
 
 COMBINATIONS = (
@@ -130,6 +135,9 @@ COMBINATIONS = (
     Combination("Llama, one cut in two", 3, cut(2, 4)),
     Combination("Llama, one cut in two, states alone above", 3, cut(2, 4), layer_zero=4 * (3,) + 4 * (1,)),
     Combination("GPT-2, tied weights cut apart", 3, cut(1, 5), model="gpt2"),
+    Combination("GPT-2, ranges of three layers", 1, UNEVEN, model="gpt2", ranged=(0, 3, END - 1)),
+    Combination("Llama, ranges of three layers", 2, UNEVEN, ranged=(0, 3, END - 1)),
+    Combination("Llama, ranges of three layers", 3, UNEVEN, ranged=(0, 3, END - 1)),
 )
 
 
@@ -161,11 +169,24 @@ def rows(combination: Combination, place: Path, budget_s: float) -> Iterator[Row
     levels = combination.layer_zero
     plan = Plan("manual", entry.name, BATCH, combination.pipelines, combination.zero, layer_zero=levels)
     if plan.zero:
-        plan = with_state_owners(plan, profile, cluster)
+        plan = in_ranges(with_state_owners(plan, profile, cluster), combination.ranged)
     settings = Settings.of(plan, profile, steps=1, save=False, **entry.in_settings)
     for device, memory in measure(settings, cluster_file, profile, plan).devices.items():
         assert memory.peak_bytes is not None
         yield Row(combination.name, plan.zero, device, memory.predicted_bytes, memory.peak_bytes)
+
+
+def in_ranges(plan: Plan, layers: tuple[int, ...]) -> Plan:
+    """Return a plan of three devices that hold all layers, with three owners of some of these."""
+    ends = (0.0, 0.5, 0.8125, 1.0)
+    devices = [f"here/{index}" for index in range(3)]
+    owners = [devices[0] if layer in layers else owner for layer, owner in enumerate(plan.state_owners or ())]
+    ranges = tuple(
+        OwnerRange(layer, name, start, stop)
+        for layer in layers
+        for name, start, stop in zip(devices, ends, ends[1:], strict=False)
+    )
+    return replace(plan, state_owners=tuple(owners), owner_ranges=ranges) if layers else plan
 
 
 def _entry(combination: Combination, place: Path) -> ModelEntry:

@@ -19,6 +19,7 @@ from cost_model.host_memory import movable_bytes, saved_bytes_on_host
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.network import Network
 from cost_model.profile import KindProfile, ModelProfile
+from cost_model.sharding import OwnerRange
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import Loss, loss_sum
@@ -26,6 +27,7 @@ from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Bucket, Program, Schedule
 from hetpipe.program.lowering import lower_as
 from hetpipe.program.verification import verify
+from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import (
     FROZEN_WEIGHTS,
     OFFLOADS,
@@ -91,6 +93,8 @@ def random_case(
         plan = _with_segments(random.Random(f"{seed} {num_ranks} segments"), _plan(rng, model, num_ranks))
     else:
         plan = _sharded_plan(rng, model, num_ranks, zero)
+    if not hosts:
+        plan = _in_ranges(random.Random(f"{seed} {num_ranks} {zero} ranges"), plan, profile, cluster)
     if hosts:
         plan = _on_hosts(random.Random(f"{seed} {num_ranks} hosts"), plan, profile)
     most_bytes = random.Random(f"{seed} {num_ranks} buckets").choice([1.0, 20.0, BUCKET_BYTES])
@@ -197,6 +201,27 @@ def _with_segments(rng: random.Random, plan: Plan) -> Plan:
             replace(pipeline, stages=tuple(map(drawn, pipeline.stages))) for pipeline in plan.pipelines
         ),
     )
+
+
+def _in_ranges(rng: random.Random, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
+    """The plan; of those that shard states three quarters have layers that several devices own in ranges."""
+    if not plan.zero or rng.random() < 0.25:
+        return plan
+    plan = with_state_owners(plan, profile, cluster)
+    assert plan.state_owners is not None
+    owners, ranges = list(plan.state_owners), list[OwnerRange]()
+    for layer in range(NUM_LAYERS):
+        holders = [name for name in plan.device_names if layer in plan.layers_of(name)]
+        if len(holders) < 2 or rng.random() < 0.4:
+            continue
+        chosen, parts = rng.sample(holders, rng.randint(2, len(holders))), rng.choice([8, 4096])
+        cuts = [0, *sorted(rng.sample(range(1, parts), len(chosen) - 1)), parts]
+        owners[layer] = chosen[0]
+        ranges += [
+            OwnerRange(layer, name, start / parts, stop / parts)
+            for name, (start, stop) in zip(chosen, pairwise(cuts), strict=True)
+        ]
+    return replace(plan, state_owners=tuple(owners), owner_ranges=tuple(ranges))
 
 
 def _on_hosts(rng: random.Random, plan: Plan, profile: ModelProfile) -> Plan:

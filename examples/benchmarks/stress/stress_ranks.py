@@ -22,14 +22,13 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import gradient_buckets
 from hetpipe.program.instructions import Schedule
 from hetpipe.program.sync_starts import inner_syncs
+from hetpipe.runtime.bucket_parameters import absent_names, counted_names, owned_parts, parted_names, parts_in
 from hetpipe.runtime.executor import Executor
-from hetpipe.runtime.gradient_sync import counted_names
 from hetpipe.runtime.host_activations import activations_on_host
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.host_states import HostStates
 from hetpipe.runtime.host_steps import HostSteps
 from hetpipe.runtime.host_weights import HostWeights, names_on_host
-from hetpipe.runtime.layer_sync import absent_names
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.rank_setup import boundaries_of, offloaded_names, slices, sync_of
@@ -77,6 +76,8 @@ class Rank:
         counted, trained = counted_names(program, rank, chain), trained_parameters(model)
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
+        stepped |= owned_parts(program, rank, chain, trained)
+        model.absent |= parted_names(program, rank, chain)
         offloaded = offloaded_names(program.plan, program.device_names[rank], chain, stepped)
         optimizer: RecordingOptimizer | RecordingHostStates | RecordingHostSteps
         if offloaded:
@@ -183,7 +184,9 @@ def executor_of(
         rank,
         stages=stages,
         transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s, staging),
-        sync=sync_of(program)(program, rank, chain, trained_parameters(model), timeout_s, staging),
+        sync=sync_of(program)(
+            program, rank, chain, trained_parameters(model) | optimizer.parameters, timeout_s, staging
+        ),
         optimizer=optimizer,
         boundaries=boundaries_of(chain, torch.float64),
         pace=Pace(),
@@ -243,12 +246,20 @@ def difference(
     largest = max(float(value.abs().max()) for value in gradients.values())
     worst = max(abs(outcome.loss - loss) / abs(loss), abs(outcome.gradient_norm - norm) / norm)
     seen: dict[str, Tensor] = {}
+    cut: dict[str, int] = {}  # numbers that owners of ranges had, by name
     for rank in found:
+        parts = parts_in(rank)
         for name, value in rank.items():
             if not torch.equal(seen.setdefault(name, value), value):
                 return float("inf")
-            worst = max(worst, float((value - gradients[name]).abs().max()) / largest)
-    return worst if seen.keys() == gradients.keys() else float("inf")
+            expected_here = (
+                gradients[name] if name not in parts else parts[name].of(gradients[parts[name].name])
+            )
+            worst = max(worst, float((value - expected_here).abs().max()) / largest)
+        for part in parts.values():
+            cut[part.name] = cut.get(part.name, 0) + part.stop - part.start
+    whole = {name for name, count in cut.items() if gradients[name].numel() == count}
+    return worst if seen.keys() - parts_in(seen).keys() | whole == gradients.keys() else float("inf")
 
 
 def compare(
@@ -334,6 +345,7 @@ def features(case: Case) -> dict[str, bool]:
         "recompute": any(stage.recompute for stage in stages),
         "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
         "weights fetched apart": plan.fetches_apart and bool(program.buckets),
+        "layers in ranges": any(bucket.is_part for bucket in program.buckets),
         "sharded by layer": plan.layer_zero is not None and bool(program.buckets),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),

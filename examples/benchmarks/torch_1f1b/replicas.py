@@ -19,8 +19,9 @@ from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program, Schedule
 from hetpipe.program.lowering import lower_as
+from hetpipe.runtime.bucket_parameters import counted_names
 from hetpipe.runtime.executor import Executor
-from hetpipe.runtime.gradient_sync import GradientSync, counted_names
+from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.processes import Emit

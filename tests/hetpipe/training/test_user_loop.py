@@ -11,6 +11,7 @@ import user_tasks
 from cost_model.cluster import CPU, EMULATED
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
+from cost_model.sharding import OwnerRange
 from hetpipe.program.instructions import Program, Transfer
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.schedule_selection import lower
@@ -108,6 +109,18 @@ def test_emulated_devices_and_links_are_emulated(tmp_path):
     text = CPU_CLUSTER.replace('kind = "cpu", count = 4', 'kind = "emulated", count = 2, speed = 0.3')
     program, profile, cluster = lowered(tmp_path, chain_plan("mine", [0, 2, 5], 4), text, EMULATED)
     check(run_loop(program, profile, cluster), program)
+
+
+def test_a_plan_whose_layers_are_cut_between_owners_is_refused(tmp_path):
+    ranges = OwnerRange(0, "here/0", 0.0, 0.5), OwnerRange(0, "here/2", 0.5, 1.0)
+    owners = ("here/0", "here/0", "here/1", "here/2", "here/2")
+    plan = replace(own_devices(), state_owners=owners, owner_ranges=ranges)
+    program, profile, cluster = lowered(tmp_path, plan)
+    with pytest.raises(InputError, match="cuts layer 0 between devices, and an optimizer of your own"):
+        RankStages(
+            program, execution_mains.chain_of(), user_tasks.squared_error, profile=profile, cluster=cluster,
+            dtype=torch.float64,
+        )  # fmt: skip
 
 
 def test_one_device_needs_no_process_group(tmp_path):

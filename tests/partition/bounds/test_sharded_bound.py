@@ -89,7 +89,8 @@ def check_states(plan: Plan, problem: Problem) -> None:
     ratio = profile.optimizer_bytes_per_parameter_byte
     assert plan.state_owners is not None
     for name, need in needs.items():
-        owned = state_home_bytes(profile, plan.owned_layers(name))
+        shares = plan.owned_shares(name).items()
+        owned = sum(share * state_home_bytes(profile, [layer]) for layer, share in shares)
         assert need.gradient_bytes >= owned - 1e-9
         assert need.parameter_bytes >= owned - 1e-9
         assert need.optimizer_bytes >= ratio * owned - 1e-9

@@ -7,6 +7,7 @@ import pytest
 
 from cost_model.cluster import Cluster, Link
 from cost_model.profile import ModelProfile
+from cost_model.sharding import OwnerRange
 from hetpipe.reporting.explanation import explanation_sentences
 from hetpipe.simulation.prediction import evaluator
 from partition.estimates.optimizer_sharding import with_state_owners
@@ -160,7 +161,11 @@ def test_the_states_of_a_sharded_plan_follow_the_layer_that_is_moved():
     )
     profile, cluster = small_profile(), replace(cluster, nodes=nodes)
     owned = Plan("manual", profile.model, 8, pipelines, zero=1, state_owners=("a/0", "b/1", "a/0", "b/0"))
-    for plan in (owned, replace(owned, state_owners=None)):
+    halves = OwnerRange(1, "b/1", 0.0, 0.5), OwnerRange(1, "a/0", 0.5, 1.0)
+    cut = replace(owned, owner_ranges=halves)
+    words = "layer 1 (block0) is cut between owners of its optimizer states: b/1 50%, a/0 50%"
+    assert words in explained(cut, profile, cluster)[1]
+    for plan in (owned, replace(owned, state_owners=None), cut):
         found, lines = explained(plan, profile, cluster)
         assert [stage.device for stage in found.stages] == ["a/0", "b/0", "a/1", "b/1"]
         # a/0 and b/1 have neighbours of one layer, which keep it
