@@ -6,6 +6,7 @@ The first is counted with the STEP, after which the weights are new; what the ho
 one, as a message over the link of the two devices; the last after it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -35,32 +36,35 @@ class HostFetches:
 
 def host_fetches(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, HostFetches]:
     """Return what each GPU of a plan gives and gets through its host, by device; {} where none does."""
-    owners = plan.state_owners
-    if not plan.fetches_apart or owners is None:
+    if not plan.fetches_apart or plan.state_owners is None:
         return {}
     pieces = [_sharded(plan, each) for each in pieces_of(profile)]
+    shares = {name: plan.owned_shares(name) for name in plan.device_names}
     fetched = {
         name: {
-            piece for layer in plan.layers_of(name) for piece in pieces[layer] if owners[piece.home] != name
+            piece: away
+            for layer in plan.layers_of(name)
+            for piece in pieces[layer]
+            if (away := 1 - shares[name].get(piece.home, 0.0)) > 0
         }
         for name in plan.device_names
     }
-    asked = {piece for wanted in fetched.values() for piece in wanted}
+    num_asking = Counter(piece for wanted in fetched.values() for piece in wanted)
     found = {}
     for name in plan.device_names:
-        served = _largest(piece for piece in asked if owners[piece.home] == name)
-        rooms = _largest(fetched[name])[:FETCH_ROOMS]
-        if cluster.device(name).is_gpu and (served or rooms):
-            found[name] = HostFetches(sum(served), sum(rooms))
+        served = [
+            shares[name].get(piece.home, 0.0) * piece.num_bytes
+            for piece, count in num_asking.items()
+            if count > (piece in fetched[name])  # owners of a range fetch the others
+        ]
+        rooms = sorted((away * piece.num_bytes for piece, away in fetched[name].items()), reverse=True)
+        if cluster.device(name).is_gpu and (any(served) or rooms):
+            found[name] = HostFetches(sum(sorted(served, reverse=True)), sum(rooms[:FETCH_ROOMS]))
     return found
 
 
 def _sharded(plan: Plan, pieces: Iterable[Piece]) -> list[Piece]:
     return [piece for piece in pieces if plan.sharding_of(piece.home) is Sharding.WEIGHTS]
-
-
-def _largest(pieces: Iterable[Piece]) -> list[float]:
-    return sorted((piece.num_bytes for piece in pieces), reverse=True)
 
 
 def gpu_host_link(cluster: Cluster, device: str) -> Link:

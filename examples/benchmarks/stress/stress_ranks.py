@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,14 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import gradient_buckets
 from hetpipe.program.instructions import Schedule
 from hetpipe.program.sync_starts import inner_syncs
-from hetpipe.runtime.bucket_parameters import absent_names, counted_names, owned_parts, parted_names, parts_in
+from hetpipe.runtime.bucket_parameters import (
+    absent_names,
+    counted_names,
+    owned_parts,
+    part_of,
+    parted_names,
+    parts_in,
+)
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.host_activations import activations_on_host
 from hetpipe.runtime.host_staging import Staging
@@ -103,9 +111,11 @@ class Rank:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights that this rank has between steps."""
-        held = self.model.held_parameters().items()
-        return {name: value.detach() for name, value in held if value.requires_grad}
+        """The trained weights that this rank has between steps, whole or in parts."""
+        held = self.model.held_parameters()
+        parts = parts_in(self.optimizer.parameters)
+        held |= {key: self.optimizer.parameters[key] for key, part in parts.items() if part.name not in held}
+        return {name: value.detach() for name, value in held.items() if value.requires_grad}
 
 
 class RecordingOptimizer(Optimizer):
@@ -245,21 +255,27 @@ def difference(
     loss, norm, gradients = expected
     largest = max(float(value.abs().max()) for value in gradients.values())
     worst = max(abs(outcome.loss - loss) / abs(loss), abs(outcome.gradient_norm - norm) / norm)
-    seen: dict[str, Tensor] = {}
-    cut: dict[str, int] = {}  # numbers that owners of ranges had, by name
+    return max(worst, largest_difference(found, gradients) / largest)
+
+
+def largest_difference(found: Iterable[Mapping[str, Tensor]], expected: Mapping[str, Tensor]) -> float:
+    """The largest difference of what any rank has, whole or in parts; infinite where ranks that have the same
+    disagree, or a number is nobody's.
+    """
+    worst, seen = 0.0, dict[str, Tensor]()
     for rank in found:
         parts = parts_in(rank)
         for name, value in rank.items():
             if not torch.equal(seen.setdefault(name, value), value):
                 return float("inf")
-            expected_here = (
-                gradients[name] if name not in parts else parts[name].of(gradients[parts[name].name])
-            )
-            worst = max(worst, float((value - expected_here).abs().max()) / largest)
-        for part in parts.values():
-            cut[part.name] = cut.get(part.name, 0) + part.stop - part.start
-    whole = {name for name, count in cut.items() if gradients[name].numel() == count}
-    return worst if seen.keys() - parts_in(seen).keys() | whole == gradients.keys() else float("inf")
+            whole = expected[parts[name].name if name in parts else name]
+            here = parts[name].of(whole) if name in parts else whole
+            worst = max(worst, float((value - here).abs().max()))
+    counts = Counter[str]()
+    for name, value in seen.items():
+        part = part_of(name)
+        counts[name if part is None else part.name] += value.numel()
+    return worst if counts == {name: value.numel() for name, value in expected.items()} else float("inf")
 
 
 def compare(
@@ -288,13 +304,7 @@ def weight_difference(runner: Rank, one: OneProcess | None, learning_rate: float
         dist.all_gather_object(found, runner.weights())
     if one is None:
         return 0.0
-    expected, seen, worst = one.weights(), dict[str, Tensor](), 0.0
-    for rank in found:
-        for name, value in rank.items():
-            if not torch.equal(seen.setdefault(name, value), value):
-                return float("inf")
-            worst = max(worst, float((value - expected[name]).abs().max()) / learning_rate)
-    return worst if seen.keys() == expected.keys() else float("inf")
+    return largest_difference(found, one.weights()) / learning_rate
 
 
 def check_cases(

@@ -10,6 +10,7 @@ from cost_model.errors import InfeasibleError
 from cost_model.host_memory import GPU_HOST_LINK
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
+from cost_model.sharding import OwnerRange
 from hetpipe.program.costs import ProgramCosts, check_memory
 from hetpipe.reporting.tables import plan_sentences
 from hetpipe.simulation.schedule_selection import lower
@@ -62,6 +63,13 @@ def test_owners_pin_what_is_fetched_and_others_what_comes():
     assert found == {"a/0": HostFetches(40, 0), "b/0": HostFetches(80, 0), "c/0": HostFetches(0, 80)}
     held = host_bytes(plan_of(), three_layers(), three_nodes(lent()))
     assert held == {"a": 40.0, "b": 80.0, "c": 80.0}
+
+
+def test_owners_of_ranges_pin_these_and_fetch_the_others():
+    ranges = OwnerRange(0, "a/0", 0.0, 0.75), OwnerRange(0, "c/0", 0.75, 1.0)
+    found = host_fetches(replace(plan_of(), owner_ranges=ranges), three_layers(), three_nodes(lent()))
+    # the first layer comes to a/0 by a quarter, and to c/0 by three, less than each of the other two
+    assert found == {"a/0": HostFetches(30, 10), "b/0": HostFetches(80, 0), "c/0": HostFetches(10, 80)}
 
 
 def test_owners_give_weights_to_the_host_once_a_step():
