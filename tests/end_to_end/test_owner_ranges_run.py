@@ -50,7 +50,7 @@ def in_ranges(zero: int) -> Plan:
     return replace(plan, state_owners=tuple(owners), owner_ranges=ranges)
 
 
-@pytest.mark.parametrize("zero", [1, pytest.param(2, marks=pytest.mark.exhaustive), 3])
+@pytest.mark.parametrize("zero", [*(pytest.param(zero, marks=pytest.mark.exhaustive) for zero in (1, 2)), 3])
 def test_a_run_in_ranges_goes_on_from_any_plan_and_any_from_it(tmp_path: Path, zero: int) -> None:
     _, expected = run(tmp_path / "whole", chain_plan(MODEL, [0, LAYERS], 16), SETTINGS, PROFILE)
     other = chain_plan(MODEL, [0, 2, LAYERS], 4)
@@ -82,7 +82,9 @@ def _same_files(mine: Path | None, theirs: Path | None) -> None:
             torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [OptimizerKind.ADADELTA, OptimizerKind.SGD])
+@pytest.mark.parametrize(
+    "kind", [OptimizerKind.ADADELTA, pytest.param(OptimizerKind.SGD, marks=pytest.mark.exhaustive)]
+)
 def test_optimizers_of_torch_step_ranges_and_go_on(tmp_path: Path, kind: OptimizerKind) -> None:
     settings = replace(SETTINGS, optimizer=kind, momentum=0.9 if kind is OptimizerKind.SGD else 0.0)
     profile = replace(PROFILE, optimizer_bytes_per_parameter_byte=settings.states_per_parameter)
@@ -95,7 +97,7 @@ def test_optimizers_of_torch_step_ranges_and_go_on(tmp_path: Path, kind: Optimiz
     assert losses == pytest.approx(expected[2:], rel=1e-12)
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [1, pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_bytes_of_ranges_are_those_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: int
 ) -> None:
