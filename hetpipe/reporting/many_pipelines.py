@@ -51,7 +51,7 @@ def _shape(plan: Plan, pipeline: Pipeline, cluster: Cluster) -> Hashable:
     for stage in pipeline.stages:
         device = cluster.device(stage.device)
         held = (stage.layers, stage.in_flight, stage.recompute, stage.segment_layers, stage.offload)
-        owned = () if plan.state_owners is None else plan.owned_layers(device.name)
+        owned = () if plan.state_owners is None else tuple(plan.owned_shares(device.name).items())
         stages.append((held, owned, device.kind, device.speed, device.usable_bytes))
     return (pipeline.microbatch_size, pipeline.num_samples, tuple(stages))
 
