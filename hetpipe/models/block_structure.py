@@ -201,6 +201,19 @@ def logits_of(output: Any) -> Tensor:
     )
 
 
+def one_sample(example: Inputs) -> Inputs:
+    """Return the inputs of one sample.
+
+    Raises: InputError if they are of several, each of which would be compared with all of them.
+    """
+    for name, tensor in example.items():
+        if len(tensor) != 1:
+            raise InputError(
+                f"the example has {len(tensor)} samples in {name!r}; give the inputs of one, as tensor[:1]"
+            )
+    return example
+
+
 @contextmanager
 def refused_on_error(reason: str) -> Iterator[None]:
     """Turn whatever a model's own code raises into an InputError that gives this reason."""

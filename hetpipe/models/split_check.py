@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hetpipe.models.block_structure import Inputs, call_options, logits_of, refused_on_error
+from hetpipe.models.block_structure import Inputs, call_options, logits_of, one_sample, refused_on_error
 from hetpipe.models.chain import ChainModel, LayerModel
 from hetpipe.models.families import SMALL_VOCABULARY
 from hetpipe.models.huggingface import ModelSpec
@@ -112,7 +112,7 @@ def check_split(
     microbatch size.
 
     Raises:
-        InputError: the model cannot be split; says why.
+        InputError: the model cannot be split, or the example has several samples; says why.
         ValueError: a factory without example.
     """
     if isinstance(source, ModelSpec):
@@ -224,7 +224,7 @@ def _example_cases(chain: ChainModel, seed: int) -> list[_Case]:
     for num_samples in (1, 3):
         inputs = {
             key: torch.cat([tensor.roll(index, -1) for index in range(num_samples)])
-            for key, tensor in chain.example.items()
+            for key, tensor in one_sample(chain.example).items()
         }
         inputs = {
             key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in inputs.items()

@@ -105,6 +105,10 @@ def test_a_difference_to_the_transcript_is_seen():
     assert differences(entry, "a 1.501 s\n  step\n") == []
     assert differences(entry, "a 1.60 s step\n") == ["1.50, now 1.60"]
     assert differences(entry, "the 1.50 s step\n") != []
+    bound = "step {} s; no plan of its kind can be faster than {} ms; this one is at most {}% slower\n"
+    planned = Entry("hetpipe plan", bound.format(1.5, 790, 9.9))
+    assert differences(planned, bound.format(1.5, 768, 13.1)) == []  # another time for the proof
+    assert differences(planned, bound.format(1.6, 790, 9.9)) == ["1.5, now 1.6"]
     run = Entry("hetpipe run", "step 1/2  loss 3.1  1 samples/s  bubble 3%\nstep  110 ms  120 ms\n")
     late = "host overloaded: operations took up to 4.2% longer than they may; do not trust the measured times"
     now = f"step 1/2  loss 3.1  1 samples/s  bubble 3%\nstep  110 ms  0.9 s\n{late}\n"

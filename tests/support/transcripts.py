@@ -43,8 +43,10 @@ MARKS = re.compile(
 """What is said of a busy host, or of times that are known well or not."""
 UNITS = re.compile(r"(?<=[# ])(?:ms|us|s)\b")
 STEPS = re.compile(r"(?:step #/# loss # # samples/s bubble #% ?)+")
+BOUND = re.compile(r"can be faster than \S+ \S+; this one is at most \S+")
+"""A proof gets less or more time, and then it is less or more close."""
 CLOSE = 0.01
-"""Relative, of shares absolute: how far computed figures may lie apart: a bound gets less or more time."""
+"""Relative, of shares absolute: how far other computed figures may lie apart."""
 TERMINAL = {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "0", "TERM": "dumb"}
 """What makes rich wrap sentences as for a terminal, and draw no bars."""
 PROFILE = ROOT / "notebooks" / "data" / "bert-tiny-profile.json"
@@ -140,7 +142,7 @@ def differences(entry: Entry, now: str) -> list[str]:
         words = [STEPS.sub("steps ", UNITS.sub("#", text)) for text in words]
     if words[0] != words[1]:
         return [f"shown: {words[0]}", f"now: {words[1]}"]
-    figures = zip(*(FIGURE.findall(text) for text in texts), strict=True)
+    figures = zip(*(FIGURE.findall(BOUND.sub("", text)) for text in texts), strict=True)
     return [] if entry.is_measured else [f"{one}, now {two}" for one, two in figures if not _close(one, two)]
 
 

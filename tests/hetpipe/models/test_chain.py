@@ -191,6 +191,11 @@ def test_split_equals_whole_for_a_sequential_with_tuples_and_tied_weights():
     assert report.gradient_difference <= 1e-15
 
 
+def test_an_example_of_several_samples_is_refused_and_not_taken_for_one():
+    with pytest.raises(InputError, match=r"the example has 4 samples in '.*'; give the inputs of one, as"):
+        check_split(sequential, torch.randn(4, 5))
+
+
 def test_what_a_chain_cannot_carry_is_refused():
     with pytest.raises(InputError, match="after the blocks of 'blocks' it uses what was made from"):
         check_split(Skipping, {"x": torch.arange(4.0)[None]})
