@@ -68,6 +68,25 @@ def follow(
     member.follow()
 
 
+def way_on(folder: RunFolder | None) -> str:
+    """Return how to go on without the leader: on the host that has a copy of its checkpoints, by its newest.
+
+    folder: of the run on this host, None where it was not filled yet.
+    """
+    from hetpipe.training.checkpoint import latest
+
+    if folder is None:
+        return "start the same line again when it is back"
+    newest = latest(folder.checkpoints)
+    if newest is None:
+        return "a host that keeps a copy of its checkpoints, if one does, says how to go on without it"
+    return (
+        f"this host keeps a copy of its checkpoints ({newest}): start the same line on the hosts that are "
+        "left, with --rendezvous of this host, --exclude of the leader's node, --resume auto, --run-folder "
+        f"{folder.path}"
+    )
+
+
 @dataclass(slots=True)
 class _Member:
     """A launcher that follows; owns its conversation with the leader, and the run folder here."""
@@ -127,7 +146,9 @@ class _Member:
     def lose(self, how: str) -> None:
         """Hear that the leader is lost, in the same thread."""
         if not self._ended:
-            self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
+            folder = None if self._filled is None else self._filled.folder
+            text = f"the run is lost with its leader: {how}; {way_on(folder)}"
+            self._end_by({"type": "", "text": text})
 
     def _take_piece(self, name: str, blob: bytes) -> None:
         """Take a piece of the checkpoint, in the thread that listens: it is sent no faster than that."""

@@ -12,6 +12,7 @@ import checkpoints
 from cost_model.errors import InputError
 from hetpipe.hosts import returned_copies
 from hetpipe.hosts.conversation import Answer
+from hetpipe.hosts.member import way_on
 from hetpipe.hosts.returned_copies import PIECE, OwnCopies, bring_back
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training.checkpoint import written
@@ -138,3 +139,16 @@ def test_a_checkpoint_that_is_named_and_here_is_taken_as_it_is(members):
     checkpoints.save(members.folders["mid"] / "mine" / "checkpoints", step=6)
     assert bring(members, str(here)) == []
     assert bring(members, folder="mine") == []  # what is here is whole
+
+
+def test_where_the_leader_is_lost_the_host_with_a_whole_copy_says_how_to_go_on(tmp_path):
+    folder = RunFolder(tmp_path / "mine")
+    assert way_on(None) == "start the same line again when it is back"
+    assert way_on(folder).startswith("a host that keeps a copy of its checkpoints, if one does")
+    for step in (3, 6):
+        newest = checkpoints.save(folder.checkpoints, step=step)
+    told = way_on(folder)
+    assert told.startswith(f"this host keeps a copy of its checkpoints ({newest}): start the same line")
+    assert told.endswith(f"--resume auto, --run-folder {folder.path}")
+    next(newest.glob("*.safetensors")).unlink()
+    assert f"({newest.with_name('step-000003')})" in way_on(folder)
