@@ -277,21 +277,21 @@ def test_a_profile_counts_the_bytes_of_bfloat16(tmp_path):
     assert device_memory(lowered, whole).parameter_bytes == 1.5 * device_memory(plain, whole).parameter_bytes
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A profile in bf16, measured once."""
+    return profile_model(
+        "bert-tiny", emulated_cluster(tmp_path_factory.mktemp("measured")), 64,
+        dtype=BFLOAT16_AUTOCAST, budget_s=0.2, microbatch_sizes=(1, 4), use_cache=False,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", RECOMPUTE, ids=["plain", "recompute", "by layer"])
-def test_measured_peaks_are_near_the_predicted_ones(tmp_path, monkeypatch, recompute):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    profile = profile_model(
-        "bert-tiny",
-        emulated_cluster(tmp_path),
-        64,
-        dtype=BFLOAT16_AUTOCAST,
-        budget_s=0.2,
-        microbatch_sizes=(1, 4),
-    )
+def test_measured_peaks_are_near_the_predicted_ones(tmp_path, measured, recompute):
     settings = Settings("bert-tiny", 1, dtype=BFLOAT16_AUTOCAST, save=False)
     plan = chain_plan("bert-tiny", [0, 2, 5, 8], 4, **recompute)
-    report, _ = run(tmp_path / "run", plan, settings, profile, EMULATED_CLUSTER)
+    report, _ = run(tmp_path / "run", plan, settings, measured, EMULATED_CLUSTER)
     for name, device in report.devices.items():
         assert device.peak_bytes is not None
         assert device.peak_bytes == pytest.approx(device.predicted_bytes, rel=0.15), name

@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,10 +33,16 @@ def measure(model: str, folder: Path) -> ModelProfile:
     )
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelProfile]:
+    """The profile of a model, measured once."""
+    return cache(lambda model: measure(model, tmp_path_factory.mktemp("measured")))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "num_blocks"), [("bert-tiny", 6), ("gpt2-tiny", 4)])
-def test_a_profile_describes_the_model(tmp_path, model, num_blocks):
-    profile = measure(model, tmp_path)
+def test_a_profile_describes_the_model(measured, model, num_blocks):
+    profile = measured(model)
     chain = ChainModel.from_spec(model_spec(model))
     names = ["embeddings", *(f"block{index}" for index in range(num_blocks)), "head"]
     assert [layer.name for layer in profile.layers] == names
@@ -147,8 +155,8 @@ def test_memory_counts_in_the_key_only_where_sizes_depend_on_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", RECOMPUTE, ids=["plain", "recompute", "by layer"])
-def test_measured_peaks_are_near_the_predicted_ones(tmp_path, recompute):
-    profile = measure("bert-tiny", tmp_path)
+def test_measured_peaks_are_near_the_predicted_ones(tmp_path, measured, recompute):
+    profile = measured("bert-tiny")
     plan = chain_plan("bert-tiny", [0, 2, 5, 8], 2, **recompute)
     report, _ = run(tmp_path / "run", plan, Settings("bert-tiny", 1, save=False), profile, EMULATED_CLUSTER)
     for name, device in report.devices.items():

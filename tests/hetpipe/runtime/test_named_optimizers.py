@@ -102,9 +102,13 @@ def of_torch(name: str, parameters: Sequence[nn.Parameter], settings: Settings) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_run_is_one_of_torch_on_one_device(tmp_path, name):
-    """Whole, cut, and gone on with from a checkpoint of another plan; without dropout by llama-tiny."""
+    """Whole, and gone on with by stages from the checkpoint; without dropout by llama-tiny.
+
+    In stages from the beginning, too, with the one that keeps most.
+    """
     settings, profile = settings_of(name, every=2), made_up_profile("llama-tiny")
-    plans = {"whole": chain_plan("llama-tiny", [0, 6], 4), "cut": chain_plan("llama-tiny", [0, 2, 6], 2)}
+    cut = chain_plan("llama-tiny", [0, 2, 6], 2)
+    plans = {"whole": chain_plan("llama-tiny", [0, 6], 4)} | ({"cut": cut} if name == "adadelta" else {})
     losses = {key: run(tmp_path / key, plan, settings, profile)[1] for key, plan in plans.items()}
     done = RunFolder(tmp_path / "whole" / "run")
 
@@ -123,13 +127,11 @@ def test_a_run_is_one_of_torch_on_one_device(tmp_path, name):
             group["lr"] = settings.learning_rate_at(step)
         optimizer.step()
         expected.append(loss.item())
-    assert losses["whole"] == pytest.approx(expected, rel=1e-5)
-    assert losses["cut"] == pytest.approx(losses["whole"], rel=1e-5)
+    for found in losses.values():
+        assert found == pytest.approx(expected, rel=1e-5)
     assert expected[-1] != pytest.approx(expected[0], rel=1e-4)
     gone_on = replace(settings, resume_from=str(done.checkpoints / "step-000002"))
-    assert run(tmp_path / "on", plans["cut"], gone_on, profile)[1] == pytest.approx(
-        losses["whole"][2:], rel=1e-5
-    )
+    assert run(tmp_path / "on", cut, gone_on, profile)[1] == pytest.approx(losses["whole"][2:], rel=1e-5)
 
 
 @pytest.mark.slow
