@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ class FileRows(Generic[Row]):
     were, where rows are read from them each time.
     """
 
-    again: Callable[[], Iterator[Row]]
+    again: Callable[[], Iterator[Row]] = field(compare=False)
     held: tuple[Row, ...] | None
     files: FileStates
 
