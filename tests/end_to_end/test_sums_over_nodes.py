@@ -51,7 +51,7 @@ def test_a_step_with_sums_over_nodes_lasts_as_long_as_predicted(
     names = [f"{name}/{index}" for index in range(2) for name in "abc"]
     pipelines = tuple(Pipeline(1, 1, (Stage((name,), (0, 8), 1),)) for name in names)
     plan = Plan("manual", MODEL, len(names), pipelines, gradient_dtype=gradient_dtype)
-    profile, path = made_up_profile(MODEL, EMULATED, layer_s=0.008), cluster_file(tmp_path, THREE_NODES)
+    profile, path = made_up_profile(MODEL, EMULATED, layer_s=0.004), cluster_file(tmp_path, THREE_NODES)
     predicted = predict(plan, profile, read_cluster(path))
     buckets = predicted.program.buckets  # of cut ones some are so small that a ring is sooner
     over_nodes = [bucket.collective is Collective.HIERARCHICAL for bucket in buckets]
@@ -61,7 +61,7 @@ def test_a_step_with_sums_over_nodes_lasts_as_long_as_predicted(
     inside = [sync for syncs in inner_syncs(predicted.program, 0).values() for sync in syncs]
     assert bool(inside) == (bucket_bytes < BUCKET_BYTES)
     for _ in range(TRIES):
-        report = measure(Settings.of(plan, profile, steps=4, save=False), path, profile, plan)
+        report = measure(Settings.of(plan, profile, steps=3, save=False), path, profile, plan)
         if not report.host_overloaded:
             break
     assert report.owners_agree

@@ -263,7 +263,7 @@ EMULATED = CPU_CLUSTER.replace('kind = "cpu", count = 4', 'kind = "emulated", co
 @pytest.mark.slow
 @pytest.mark.alone
 def test_the_prediction_of_a_sharded_run_holds(tmp_path: Path) -> None:
-    profile = made_up_profile("bert-tiny", kind="emulated", layer_s=0.01)
+    profile = made_up_profile("bert-tiny", kind="emulated", layer_s=0.002)
     settings = Settings("bert-tiny", 4, learning_rate=1e-3, save=False)
     report, _ = run(tmp_path, two_replicas("bert-tiny", zero=1), settings, profile, EMULATED)
     assert report.measured_step_s == pytest.approx(report.predicted_step_s, rel=0.1)
