@@ -99,7 +99,9 @@ def test_a_report_of_a_run_that_died_at_once_promises_no_curves(tmp_path: Path):
 
     async def look(tab: Tab) -> None:
         await tab.open(run.page.as_uri(), width=400)
-        assert "fewer than two steps were done" in await tab.value("document.body.textContent")
+        said = await tab.value("document.getElementById('page').textContent")
+        assert "no metrics.jsonl here with two steps" in said
+        assert "on the host that leads it" in said
         assert await tab.value(FAULTS) == []
         assert tab.errors == []
 

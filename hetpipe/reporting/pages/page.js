@@ -241,7 +241,7 @@ function curves() {
   ].map(([title, values, unit]) => values && curve(title, data.steps, values, unit)).filter(Boolean);
   const notes = [...data.notes];
   if (data.thinned) notes.push("Not every step is drawn.");
-  const none = data.live ? "Curves come with the second step." : "No curves: fewer than two steps were done.";
+  const none = data.live ? "Curves come with the second step." : "No curves: there is no metrics.jsonl here with two steps.";
   if (!drawn.length) drawn.push(element("p", {}, none));
   const made = section("Steps", ...notes.map((text) => element("p", {}, text)), ...drawn);
   made.id = "curves";

@@ -33,7 +33,9 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
-NO_REPORT = "no report.json: the run goes on, or ended before its time"
+NO_REPORT = (
+    "no report.json: the run goes on, ended before its time, or has its results on the host that leads it"
+)
 _ALONE = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src {}"
 )
