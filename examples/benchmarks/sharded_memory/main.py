@@ -93,7 +93,7 @@ OFF, SAVED, ALL = (
 class Combination:
     """What is trained, in what dtype, and what is where. zero: as in plan.json.
 
-    ranged: layers of which the first device owns a half, the second a third, and the last one the rest.
+    ranged: layers of which the first device owns a half, the second 5/16, and the last one the rest.
     """
 
     name: str

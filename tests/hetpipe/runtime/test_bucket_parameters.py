@@ -18,6 +18,7 @@ from hetpipe.runtime.bucket_parameters import Part, part_of, parts_in
 from hetpipe.runtime.named_optimizers import factory_of
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.torch_optimizer import BY_NUMBER, optimizer_of
+from hetpipe.training.given_optimizer import AdamW, whole_states
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -100,3 +101,8 @@ def test_one_that_groups_by_dimensions_and_adamw_are_taken() -> None:
     settings = Settings(steps=1, optimizer=OptimizerKind.SGD, learning_rate=0.1)
     assert optimizer_of(task_of(None), part_of_a_layer(), (), settings).name == "torch.optim.sgd.SGD"
     assert isinstance(optimizer_of(task_of(None), part_of_a_layer(), (), Settings(steps=1)), Optimizer)
+
+
+def test_a_trainer_plans_with_whole_layers_for_an_optimizer_that_needs_whole_parameters() -> None:
+    assert whole_states(partial(torch.optim.Adafactor, lr=0.1))
+    assert not whole_states(partial(torch.optim.SGD, lr=0.1)) and not whole_states(AdamW())
