@@ -181,10 +181,10 @@ def test_only_the_rank_that_reports_judges(costs: ProgramCosts):
 def test_a_link_that_becomes_slow_is_named_and_so_is_its_end(tmp_path: Path):
     line = LINE.replace("sequence-length 16", "sequence-length 64").replace("size 8", "size 32")
     with hosts_with_folders(tmp_path) as runs:
-        runs.start(f"{line} --rendezvous tcp://{runs.hosts[0].address}:29502 --steps 90 --no-save -q")
+        runs.start(f"{line} --rendezvous tcp://{runs.hosts[0].address}:29502 --steps 80 --no-save -q")
         leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
         runs.wait_for_step(leader, 25)
-        runs.hosts[1].shape("10mbit")
+        runs.hosts[1].shape("20mbit")
         runs.wait_for_step(leader, 55)
         runs.hosts[1].shape("1gbit")
         ended, *_ = runs.ends(0, 0, 0)
