@@ -72,7 +72,8 @@ def check_sync_case(seed: int, num_plans: int = 25) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_no_plan_beats_the_bound_with_sums() -> None:
-    checked = [check_sync_case(seed) for seed in range(16)]
+    near = (16, 20, 28, 35)  # random plans come near to the bound there, to a thousandth in one
+    checked = [check_sync_case(seed) for seed in (*range(14), *near)]
     assert sum(plans for plans, _ in checked) > 280
     assert sum(lifted for _, lifted in checked) >= 4
 
