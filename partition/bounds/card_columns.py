@@ -96,7 +96,7 @@ class CardColumns:
     _rows: CardRows = field(init=False)
     _runs: RunTables = field(init=False)
     _given: dict[object, Given] = field(default_factory=dict)
-    _wholes: dict[bool, WholePipelines] = field(default_factory=dict)
+    _wholes: list[WholePipelines] = field(default_factory=list)  # one, several, several beside others
     _one_way_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -115,8 +115,10 @@ class CardColumns:
         if self.home is not None:
             self._one_way_s = [one_way_s(self.tables, shape) for shape in self.shapes]
         if self.whole:
-            kinds = [RunKind(len(self.shapes) - 1, True, several=several) for several in (False, True)]
-            self._wholes = {kind.several: WholePipelines(self._runs, kind) for kind in kinds}
+            single = RunKind(len(self.shapes) - 1, lone=True)
+            beside = replace(single, several=True)
+            kinds = single, replace(beside, alone=True), beside
+            self._wholes = [WholePipelines(self._runs, kind) for kind in kinds]
 
     def rules_out(self, step_s: float, end_s: float = math.inf) -> bool:
         """Return whether no pipelines do the batch in a step. end_s: on the clock of CPU seconds.
@@ -129,10 +131,13 @@ class CardColumns:
         if self.home is not None and not self.whole and step_s < self._one_way_s[-1]:
             return True
         if self.whole:
-            if self._wholes[False].most_samples(step_s)[width] >= batch:
+            single, several, _ = self._wholes
+            if single.most_samples(step_s, single=True)[width] >= batch:
                 return False
             if width == 1:
                 return True
+            if several.most_samples(step_s)[width] >= batch:
+                return False
         ends = float(self.own[0] + self.own[-1]) / max(float(self.own.sum()), 1e-300)
         firsts = first_parts(width, whole=self.whole, ends=ends)
         parts = [(part, list(all_amounts(self.tables.problem))) for part in firsts]
@@ -159,7 +164,7 @@ class CardColumns:
         self._kinds = list(self._kinds_of(step_s, part))
         limits, done = self._rows.limits(part, step_s), np.zeros(1)
         if self.whole:
-            done = self._wholes[True].most_samples(step_s, sums_s=left_s)
+            done = self._wholes[-1].most_samples(step_s, sums_s=left_s)
         prices = self._first_prices(limits) if self.prices is None else self.prices
         columns = self.found.setdefault(tuple(self._kinds), [])
         for turn in range(ROUNDS):

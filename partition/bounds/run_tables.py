@@ -23,13 +23,15 @@ LEAST_MOVED, MOST_MOVED = 1.0, 2.0  # times its bytes that a layer's sums leave 
 class RunKind:
     """Nodes of a shape; lone: those that may have layers for themselves; scarce: of which there are few.
 
-    several: where all plans have two pipelines or more, so that each device sums all that it holds.
+    several: where all plans have two pipelines or more, so that each device sums all that it holds; alone:
+    and all of them are on the node, so that it does so over the links inside.
     """
 
     shape: int
     lone: bool = False
     scarce: bool = False
     several: bool = False
+    alone: bool = False
 
 
 def shares_of_sums(width: int, most_pipelines: int, widest: int) -> Floats:
@@ -84,8 +86,16 @@ class RunTables:
     def inside_s(self, kinds: Sequence[RunKind]) -> Singles:
         """Return the least seconds in which the gradients of layers leave a device: [kind, start, stop]."""
         summed = np.maximum(summed_bytes(self.tables.problem), 0.0)
-        paces = [self.shapes[kind.shape].device_s_per_byte * (kind.lone and kind.several) for kind in kinds]
-        return np.asarray(np.array(paces)[:, None, None] * summed, dtype=np.float32)
+        paces = np.array([self._inside_pace(kind) if kind.lone and kind.several else 0.0 for kind in kinds])
+        return np.asarray(paces[:, None, None] * summed, dtype=np.float32)
+
+    def _inside_pace(self, kind: RunKind) -> float:
+        """Return the least seconds for which a byte keeps all busy that leads out of a device."""
+        shape = self.shapes[kind.shape]
+        pace, card_s = shape.device_s_per_byte, min(shape.directions_s)
+        if not kind.alone or not 0 < pace < card_s:
+            return pace
+        return 1 / (1 / pace - 1 / card_s)
 
     def runs_s(self, kinds: Sequence[RunKind]) -> Floats:
         """Return seconds on the card of runs, by [what, kind, start, stop].

@@ -21,13 +21,13 @@ class WholePipelines:
     _known: dict[PipelineAmounts, tuple[Floats, Floats, float]] = field(default_factory=dict)
     _amounts: list[PipelineAmounts] = field(default_factory=list)
 
-    def most_samples(self, step_s: float, *, sums_s: float = 0.0) -> Floats:
+    def most_samples(self, step_s: float, *, sums_s: float = 0.0, single: bool = False) -> Floats:
         """Return the most samples of whole pipelines on so many devices, from 0 to all of the node.
 
-        sums_s: for which the node's card is busy with sums of layers that others have, too. None of them has
-        begun before the pipeline's last backward of the last such layer: so at the earliest when its last
-        microbatch is at the end of the model, and on a single device no more than a backward of the layers in
-        front of that layer before its work is over.
+        single: of one pipeline. sums_s: for which the node's card is busy with sums of layers that others
+        have, too. None of them has begun before the last backward of the last such layer: so at the
+        earliest when its last microbatch is at the end of the model, and on a single device no more than a
+        backward of the layers in front of that layer before its work is over.
         """
         batch = self.runs.tables.problem.global_batch_size
         shape = self.runs.shapes[self.kind.shape]
@@ -43,6 +43,8 @@ class WholePipelines:
                 most[better] = amounts.last
             else:
                 waiting += amounts.parts()
+        if single:
+            return np.maximum.accumulate(most)
         packed = np.zeros(width + 1)
         for devices in range(1, width + 1):
             packed[devices] = max(most[count] + packed[devices - count] for count in range(1, devices + 1))

@@ -365,6 +365,19 @@ def test_sums_of_home_wait_for_the_last_backward_of_every_pipeline_by_hand() -> 
     assert late[2, 0] == pytest.approx(1.0 + 4 + 5, rel=1e-5)
 
 
+def test_whole_pipelines_of_one_node_sum_over_its_links_by_hand() -> None:
+    problem = two_nodes(8.0, bytes_per_s=1e3)
+    nodes = tuple(replace(node, interconnect=Link(0.0, 1e6)) for node in problem.cluster.nodes)
+    problem = replace(problem, cluster=replace(problem.cluster, nodes=nodes))
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    # one device does the batch in 16 s, two of a node in 8 s, and then 8 MB go either way in 8 s
+    columns = CardColumns(tables, 0, whole=True)
+    assert columns.rules_out(15.9) and not columns.rules_out(16.01)
+    pipelines = tuple(Pipeline(1, 4, (Stage((f"a/{at}",), (0, 1), 1),)) for at in range(2))
+    step_s = evaluator(problem.profile, problem.cluster)(Plan("manual", "one layer", 8, pipelines)).step_s
+    assert step_s == pytest.approx(16.0, rel=1e-4)
+
+
 def test_several_pipelines_sum_all_that_their_devices_hold_by_hand() -> None:
     # two layers of F and B 0.5 s a sample and 8 MB, nodes of two devices, 1 MB/s inside of them and between
     layers = tuple(LayerProfile(f"layer {at}", 8e6, 1.0, 1e6) for at in range(2))
