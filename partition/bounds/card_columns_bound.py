@@ -11,7 +11,6 @@ from partition.estimates.stage_tables import ProblemTables
 
 STEPS = 40  # tried in all
 CLOSE = 0.002  # relative: of the step searched for
-TRIAL = 0.5  # of the time that is left, for one step
 
 
 @dataclass(slots=True)
@@ -27,9 +26,9 @@ class _Case:
         return self.high_s <= self.low_s * (1 + CLOSE)
 
     def narrow(self, end_s: float) -> None:
-        """Try a step between both, in some of the time that is left."""
-        trial_s, now_s = math.sqrt(self.low_s * self.high_s), time.process_time()
-        if self.columns.rules_out(trial_s, now_s + TRIAL * (end_s - now_s)):
+        """Try a step between both."""
+        trial_s = math.sqrt(self.low_s * self.high_s)
+        if self.columns.rules_out(trial_s, end_s):
             self.low_s = trial_s
         else:
             self.high_s = trial_s
