@@ -46,9 +46,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names)}"
 
 
-def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """Read a UTF-8 file of at most so many bytes; InputError where there is none."""
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES, *, pipe: bool = False) -> str:
+    """Read a UTF-8 file of at most so many bytes; InputError where there is none.
+
+    pipe: whether it may be a pipe or a device, which is waited for and can be read once.
+    """
     try:
+        if not pipe and path.exists() and not path.is_file() and not path.is_dir():
+            raise InputError(
+                f"{path}: is a pipe or a device, which cannot be read more than once; write its content to a "
+                "file"
+            )
         content = bytearray()
         with open(path, "rb") as file:  # NOTE: the size of a device or a pipe says nothing
             while len(content) <= most_bytes and (piece := file.read(_PIECE_BYTES)):

@@ -36,7 +36,7 @@ def run_token(file: Path | None) -> bytes:
     elif str(file) == "-":
         text, source = sys.stdin.readline(MOST_LENGTH + 2), "standard input"
     else:
-        text, source = read_text(file, MOST_LENGTH), str(file)
+        text, source = read_text(file, MOST_LENGTH, pipe=True), str(file)  # as of <(...)
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise InputError(f"{file}: others than its owner may read it; chmod 600 {file}")
     token = text.strip()

@@ -94,9 +94,14 @@ def test_a_good_cluster_file_with_many_devices_is_read(tmp_path):
 
 def test_a_device_without_an_end_is_read_no_further_than_a_file_may_go():
     with pytest.raises(InputError, match="/dev/zero: larger than 1,000 bytes"):
-        read_text(Path("/dev/zero"), 1000)
-    if os.path.exists("/dev/stdin"):
-        assert read_text(Path("/dev/null")) == ""
+        read_text(Path("/dev/zero"), 1000, pipe=True)
+
+
+def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # nobody ever writes into it
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(InputError, match=f"{path}: is a pipe or a device, .* write its content"):
+            read_text(path)
 
 
 def test_many_wrong_entries_are_not_each_described(tmp_path):

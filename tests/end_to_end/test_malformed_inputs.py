@@ -113,6 +113,8 @@ LINES = {
         plan --cluster loop --profile profile.json
         plan --cluster dangling --profile profile.json
         plan --cluster /dev/zero --profile profile.json
+        plan --cluster pipe --profile profile.json
+        plan --cluster cluster.toml --profile pipe
         plan --cluster cluster.toml --profile list.json
         plan --cluster cluster.toml --profile null.json
         plan --cluster cluster.toml --profile plan.json
@@ -176,6 +178,7 @@ LINES = {
         explain other-device.json {KNOWN}
         explain plan.json {KNOWN} --sequence-length 77
         explain plan.json plan.json {KNOWN}
+        explain pipe {KNOWN}
         explain plan.json --profile profile.json
         explain plan.json {KNOWN} --optimizer sgd --momentum 5
         explain plan.json {KNOWN} --model bert-tniy
@@ -276,6 +279,7 @@ LINES = {
         run rank.toml
         run huge.toml
         run strange.toml --run-file strange.toml
+        run --run-file pipe
         {TINY} --log nowhere
         {TINY} --betas 0.9
         {TINY} --betas 2,3
