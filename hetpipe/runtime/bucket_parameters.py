@@ -101,8 +101,13 @@ def parts_of(program: Program, rank: int, chain: ChainModel) -> list[Part]:
 def owned_parts(
     program: Program, rank: int, chain: ChainModel, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, nn.Parameter]:
-    """Return the parts that a rank owns, as parameters in the memory of the whole ones, by `Part.key`."""
+    """Return the parts that a rank owns, as parameters in the memory of the whole ones, by `Part.key`.
+
+    The whole ones are laid out row by row for it, whatever the layout that they were made with.
+    """
     parts = parts_of(program, rank, chain)
+    for name in {part.name for part in parts}:
+        parameters[name].data = parameters[name].detach().contiguous()
     return {part.key: nn.Parameter(part.of(parameters[part.name])) for part in parts}
 
 

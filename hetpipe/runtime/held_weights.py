@@ -89,12 +89,12 @@ class Held:
         sizes = [shape.numel() for shape in self.shapes]
         return [part.view(shape) for part, shape in zip(torch.split(whole, sizes), self.shapes, strict=True)]
 
-    def empty(self) -> Tensor:
-        """Return memory for all members; of a layer without any, a number to meet over."""
+    def empty(self, count: int | None = None) -> Tensor:
+        """Return memory for so many numbers, or for all; of a layer without any, a number to meet over."""
         if not self.members:
             return torch.zeros(1)
-        first, count = self.members[0], sum(shape.numel() for shape in self.shapes)
-        return torch.empty(count, dtype=first.dtype, device=first.device)
+        first, all_of_them = self.members[0], sum(shape.numel() for shape in self.shapes)
+        return torch.empty(count or all_of_them, dtype=first.dtype, device=first.device)
 
     @torch.no_grad()
     def settle(self, *, is_sharded: bool) -> None:
@@ -173,7 +173,9 @@ class Held:
             if made is not None:
                 piece.gradients += piece.of(made)
             return piece.gradients
-        return piece.of(self.empty().zero_() if made is None else made)
+        if made is None:  # memory of the range alone: those of all ranges are there at once
+            return self.empty(max(1, piece.stop - piece.start)).zero_()
+        return piece.of(made)
 
     @torch.no_grad()
     def to_fetch(self, entry: Gather) -> Tensor:

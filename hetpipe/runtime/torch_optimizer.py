@@ -176,8 +176,12 @@ BY_NUMBER: frozenset[type[torch.optim.Optimizer]] = frozenset(
 
 
 def steps_by_number(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer is known to step a part of a parameter as it steps all of it."""
-    return type(optimizer) in BY_NUMBER
+    """Return whether an optimizer is known to step a part of a parameter as it steps all of it.
+
+    One with hooks around its step is not: they may look at whole parameters.
+    """
+    hooks = (*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks)
+    return type(optimizer) in BY_NUMBER and not hooks
 
 
 def _check_parts(

@@ -148,7 +148,9 @@ def load_checkpoint(
             with torch.no_grad():
                 optimizer.parameters[key].copy_(part.of(whole))
             states = {
-                key + name.removeprefix(part.name): part.of(state) if state.shape == whole.shape else state
+                key + name.removeprefix(part.name): (
+                    part.of(state).clone() if state.shape == whole.shape else state  # not a view of all
+                )
                 for name, state in tensors.items()
                 if name.startswith(f"{part.name}.")
             }

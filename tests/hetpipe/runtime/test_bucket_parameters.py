@@ -12,9 +12,11 @@ from torch import nn
 from cost_model.errors import InputError
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
+from hetpipe.program.instructions import Program
 from hetpipe.runs.optimizers import OptimizerKind
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.bucket_parameters import Part, part_of, parts_in
+from hetpipe.runtime.bucket_parameters import Part, owned_parts, part_of, parts_in
+from hetpipe.runtime.held_weights import Held, Piece
 from hetpipe.runtime.named_optimizers import factory_of
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.torch_optimizer import BY_NUMBER, optimizer_of
@@ -66,6 +68,26 @@ def test_so_do_those_with_a_name_of_which_matrices_alone_decay(kind: OptimizerKi
     assert torch.equal(stepped(make, [(0, 5), (5, 12)]), stepped(make, []))
 
 
+def test_a_round_without_a_backward_takes_memory_for_its_range_alone() -> None:
+    value = nn.Parameter(torch.ones(4, 3))
+    pieces = {0: Piece(0, 5, is_owner=False), 1: Piece(5, 5, is_owner=False), 2: Piece(5, 12, is_owner=True)}
+    given = [Held([value], [value.shape], pieces).to_sum(bucket) for bucket in (0, 1)]
+    assert [each.tolist() for each in given] == [[0.0] * 5, [0.0]]
+    assert [each.untyped_storage().nbytes() for each in given] == [20, 4]
+
+
+def test_parts_are_cut_out_of_parameters_of_any_layout() -> None:
+    bucket = SimpleNamespace(is_part=True, state_owner=0, layers=[0], part=(0.5, 1.0), tied=False)
+    info = SimpleNamespace(name="turned", shape=(2, 3), reached=True, tied=False)
+    program = cast(Program, SimpleNamespace(buckets=[bucket]))
+    chain = cast(ChainModel, SimpleNamespace(parameters=lambda layer: [info]))
+    turned = nn.Parameter(torch.arange(6.0).view(3, 2).t())
+    (own,) = owned_parts(program, 0, chain, {"turned": turned}).values()
+    assert own.tolist() == [[1.0], [3.0], [5.0]] == [[each] for each in turned[1].tolist()]
+    own.detach().zero_()
+    assert turned.tolist() == [[0.0, 2.0, 4.0], [0.0, 0.0, 0.0]]
+
+
 def task_of(make: Factory | None) -> TrainingTask:
     chain = ChainModel.from_module(
         nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.zeros(1, 8), name="two"
@@ -75,6 +97,12 @@ def task_of(make: Factory | None) -> TrainingTask:
 
 def part_of_a_layer() -> dict[str, nn.Parameter]:
     return {"0.weight[0:8]": nn.Parameter(torch.ones(8, 1)), "0.bias": nn.Parameter(torch.ones(8))}
+
+
+def hooked(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(parameters, lr=0.1)
+    made.register_step_pre_hook(lambda *given: None)
+    return made
 
 
 def by_size(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -88,6 +116,7 @@ def by_size(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     ("make", "reason"),
     [
         (partial(torch.optim.Adafactor, lr=0.1), "Adafactor is not known to step each number by itself"),
+        (hooked, "SGD is not known to step each number by itself"),
         (by_size, "the optimizer factory groups parameters by their shapes"),
     ],
 )
