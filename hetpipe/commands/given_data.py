@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.commands.output import warn
 from hetpipe.models.names import ModelEntry
@@ -10,6 +11,16 @@ from hetpipe.reporting.progress import bar_if_long
 
 HELD_BYTES_PER_BYTE = 3.0
 """Of the memory that a file takes which is held whole: as it is, as what is in it, and as what is written."""
+
+
+def given_place(text: str) -> Path:
+    """Return the path that a word of the command line or of a run file says; "" would be the current folder.
+
+    Raises: InputError for no word at all.
+    """
+    if not text:
+        raise InputError("is empty; give a path, or . for the current folder")
+    return Path(text)
 
 
 def readable_texts(data: Iterable[Path], entry: ModelEntry) -> tuple[Path, ...]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from cost_model.errors import InputError
+from hetpipe.commands.given_data import given_place
 from hetpipe.models.names import ModelEntry
 from hetpipe.runs.settings import Decay, Settings
 
@@ -64,7 +65,11 @@ class LearningOptions:
     eval_data: Annotated[
         list[Path] | None,
         typer.Option(
-            "--eval-data", rich_help_panel=HELD_OUT, help="Held-out data, as --data; several times."
+            "--eval-data",
+            parser=given_place,
+            metavar="<Path>",
+            rich_help_panel=HELD_OUT,
+            help="Held-out data, as --data; several times.",
         ),
     ] = None
     eval_every: Annotated[

@@ -12,7 +12,7 @@ import typer
 from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.given_data import readable_texts, warn_of_learned
+from hetpipe.commands.given_data import given_place, readable_texts, warn_of_learned
 from hetpipe.commands.given_times import checkpoint_times, timeout_seconds
 from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.learning import OPTIMIZER, TRAINING, LearningOptions, check_samples
@@ -42,7 +42,12 @@ class TrainingOptions:
     title: ClassVar[str] = TRAINING
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", help="Text, .jsonl, or what the task learns (Data); several times."),
+        typer.Option(
+            "--data",
+            parser=given_place,
+            metavar="<Path>",
+            help="Text, .jsonl, or what the task learns (Data); several times.",
+        ),
     ] = None
     steps: Annotated[int, typer.Option("--steps", help="Steps to train for.")] = 100
     total_steps: Annotated[

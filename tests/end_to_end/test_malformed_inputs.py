@@ -319,6 +319,8 @@ LINES = {
         {TINY} --data /dev/zero
         {TINY} --data /dev/null
         {TINY} --data empty-folder
+        {TINY} --data ''
+        {TINY} --data few-words.txt --eval-data ''
         {TINY} --data array.json
         {TINY} --data few-words.txt --eval-data pipe
         {TINY} --data few-words.txt --data few-words.txt --eval-data empty-folder
@@ -515,6 +517,7 @@ def test_the_reason_is_in_the_line(folder: Path, capsys):
     for line, reason in (
         ("check --model ./words", "expected int, got str"),
         ("check --model ./deep", "at most 2000 blocks are taken"),
+        (f"{TINY} --data '' --data few-words.txt", "Invalid value for '--data': is empty; give a path"),
         (f"plan {KNOWN} -o cluster.toml", "exists, and is no hetpipe.plan file"),
         ("plan --cluster loop --profile profile.json", "Too many levels of symbolic links"),
     ):
