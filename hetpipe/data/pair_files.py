@@ -31,20 +31,21 @@ def may_hold_pairs(path: Path) -> bool:
     return {_SOURCE, _TARGET} <= keys or _LANGUAGES in keys
 
 
-def read_pairs(paths: Sequence[Path]) -> Iterator[Pair]:
+def read_pairs(paths: Sequence[Path], languages: "Languages | None" = None) -> Iterator[Pair]:
     """Yield the pairs of all files; of those that hold one side alone, two after one another are a couple.
 
-    One line of a file is held at a time, of catalogues one file.
+    One line of a file is held at a time, of catalogues one file. languages: takes those that lines name, or
+    says the direction.
 
     Raises: InputError naming file and line of what is none.
     """
+    languages = Languages() if languages is None else languages
     sides = [path for path in paths if not has_rows(path) and path.suffix.lower() not in _WHOLE]
     if len(sides) % 2:
         raise InputError(
             f"data file {sides[-1]} has one side of a translation; give the file with the other after it, or "
             f"one kind of {FORM}"
         )
-    languages = _Languages()
     whole = (_of_file(path, languages) for path in paths if path not in sides)
     couples = zip(sides[::2], sides[1::2], strict=True)
     is_any = False
@@ -56,32 +57,44 @@ def read_pairs(paths: Sequence[Path]) -> Iterator[Pair]:
 
 
 @dataclass(slots=True)
-class _Languages:
-    """From which language to which the lines read so far name; () for none yet."""
+class Languages:
+    """From which language to which the lines read so far name; () for none yet.
+
+    are_given: whether names are those of the training data, whose direction held-out ones take.
+    """
 
     names: tuple[str, ...] = ()
+    are_given: bool = False
 
-    def told(self, path: Path, names: tuple[str, ...]) -> None:
-        """Take the languages of a file.
+    def told(self, path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Take the languages of a file; return them in the direction that it is read in.
 
-        Raises: InputError if those of another file were others.
+        Raises: InputError if those of another file, or of the training data, are others.
         """
+        if self.are_given:
+            if set(names) != set(self.names):
+                raise InputError(
+                    f"{path} is from {' to '.join(names)}, and the training data from "
+                    f"{' to '.join(self.names)}; give held-out translations between these"
+                )
+            return self.names
         if self.names and names != self.names:
             raise InputError(
                 f"{path} is from {' to '.join(names)}, another file from {' to '.join(self.names)}; "
                 "write the languages of each line in one order"
             )
         self.names = names
+        return names
 
 
-def _of_file(path: Path, languages: _Languages) -> Iterator[Pair]:
+def _of_file(path: Path, languages: Languages) -> Iterator[Pair]:
     """Yield the pairs of a file that holds both sides."""
     if has_rows(path):
         return _of_lines(path, languages)
     return _of_columns(path) if path.suffix.lower() == _COLUMNS else _of_catalogue(path)
 
 
-def _of_lines(path: Path, languages: _Languages) -> Iterator[Pair]:
+def _of_lines(path: Path, languages: Languages) -> Iterator[Pair]:
     """Yield the pairs of JSON lines, whose first one with languages says which is the source of all."""
     named: tuple[str, ...] = ()
     for place, data in json_lines(path, FORM):
@@ -90,8 +103,7 @@ def _of_lines(path: Path, languages: _Languages) -> Iterator[Pair]:
             if not isinstance(texts, dict) or len(texts) != 2:
                 raise InputError(f'{place}: "{_LANGUAGES}" is {shown(texts)}; give texts in two languages')
             if not named:
-                named = tuple(texts)
-                languages.told(path, named)
+                named = languages.told(path, tuple(texts))
             (first, second), given = named, texts
         else:
             first, second, given = _SOURCE, _TARGET, data

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hetpipe.data.file_rows import FileRows
 from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import CountedTerms, IntArray, Learner, Reading, StepData
 from hetpipe.data.padded_texts import TEXTS_PER_WRITE, count_labels, cut_at
-from hetpipe.data.pair_files import FORM, Pair, may_hold_pairs, read_pairs
+from hetpipe.data.pair_files import FORM, Languages, Pair, may_hold_pairs, read_pairs
 from hetpipe.data.texts import read_corpus
 from hetpipe.data.vocabulary import SPECIAL_TOKENS, texts_sha256
 from hetpipe.models.task_inputs import DECODER, MASK, TOKENS, InputShape
@@ -172,10 +172,14 @@ class PairDataset(CountedTerms):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Texts and their translations, that were read and checked; sha256: of both sides."""
+    """Texts and their translations, that were read and checked; sha256: of both sides.
+
+    languages: from which to which, where lines name them, else ().
+    """
 
     rows: FileRows[Pair]
     sha256: str
+    languages: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, rows: FileRows[Pair]) -> "Pairs":
@@ -265,13 +269,18 @@ class PairKind:
         """Return whether the file is no JSON lines, or the first line is a pair."""
         return may_hold_pairs(path)
 
-    def read(self, paths: Sequence[Path], model: Learner) -> Pairs:
-        """Read files; of none texts that are their own translation, to measure with."""
+    def read(self, paths: Sequence[Path], model: Learner, like: Pairs | None = None) -> Pairs:
+        """Read files; of none texts that are their own translation, to measure with.
+
+        like: the training data of held-out files, in whose direction these are read.
+        """
+        given = () if like is None else like.languages
+        languages = Languages(given, are_given=bool(given))
 
         def rows() -> Iterator[Pair]:
-            return read_pairs(paths) if paths else ((text, text) for text in read_corpus())
+            return read_pairs(paths, languages) if paths else ((text, text) for text in read_corpus())
 
-        return Pairs.of(FileRows.of(paths, rows))
+        return replace(Pairs.of(FileRows.of(paths, rows)), languages=languages.names)
 
     def load(self, place: Path, reading: Reading) -> PairDataset:
         """Return the pairs as samples."""

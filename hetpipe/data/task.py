@@ -1,7 +1,7 @@
 """The training task of a run: a chain of layers, its data and its loss."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,19 +17,20 @@ from hetpipe.data.bleu import BLEU, References, has_sacrebleu, missing_note
 from hetpipe.data.figures import Figures, check_best, figure_names, figures_of
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
 from hetpipe.data.held_out import HeldOut, as_tensors
-from hetpipe.data.kind import Content, Reading, Samples
+from hetpipe.data.kind import Content, DataKind, Reading, Samples
 from hetpipe.data.kinds import (
     check_given,
     check_grouped,
     check_packed,
     data_sha256,
+    kind_of,
     load_data,
     read_data,
     write_data,
 )
 from hetpipe.data.length_groups import FilledSamples, LengthGroups
 from hetpipe.data.padded_texts import mark_ends
-from hetpipe.data.pairs import PairDataset, mark_ends_of_pairs
+from hetpipe.data.pairs import PAIRS, PairDataset, Pairs, mark_ends_of_pairs
 from hetpipe.data.questions import check_windows
 from hetpipe.data.special_tokens import adopt_vocabulary
 from hetpipe.data.token_files import TokenFiles
@@ -182,7 +183,7 @@ def prepare_data(
     if settings.run.doc_stride is not None:
         check_windows(spec)
     kind, content = read_data(settings.data, spec)
-    held_out = read_data(settings.run.eval_data, spec) if settings.run.eval_data else None
+    held_out = _read_held_out(settings.run.eval_data, spec, content) if settings.run.eval_data else None
     if spec.folder is not None:
         folder.write(folder.model_config, json.dumps(dict(spec.folder.config), indent=1) + "\n")
     if spec.task.reads_text:
@@ -196,6 +197,15 @@ def prepare_data(
         _held_out(folder, settings, spec)
         told += missing_note() if spec.task.translates else []
     return told
+
+
+def _read_held_out(files: Sequence[str], spec: ModelSpec, content: Content) -> tuple[DataKind, Content]:
+    """Return what held-out files hold; translations in the direction of those that are trained on."""
+    if not isinstance(content, Pairs):
+        return read_data(files, spec)
+    places = [Path(file) for file in files]
+    kind_of(places, spec)  # none but pairs
+    return PAIRS, PAIRS.read(places, spec, content)
 
 
 def _vocabulary(spec: ModelSpec, content: Content, vocabulary_from: Path | None) -> Tokenizer:

@@ -302,6 +302,29 @@ def test_two_texts_out_of_step_and_two_directions_are_refused(tmp_path):
         list(read_pairs([tmp_path / "c.jsonl", tmp_path / "d.jsonl"]))
 
 
+def test_held_out_translations_are_read_in_the_direction_of_the_training_data(tmp_path):
+    """Each file's first line had decided for itself: a model was tested on what it does not learn, unsaid."""
+    _, _, settings = saved_settings(tmp_path, "MarianMTModel")
+    files = {}
+    for name, texts in (
+        ("train", {"en": "one", "de": "eins"}),
+        ("turned", {"de": "zwei", "en": "two"}),
+        ("other", {"de": "zwei", "fr": "deux"}),
+    ):
+        files[name] = str(tmp_path / f"{name}.jsonl")
+        Path(files[name]).write_text(4 * (json.dumps({"translation": texts}) + "\n"))
+
+    def prepared(held_out):
+        run = replace(settings.run, data=(files["train"],), eval_data=(files[held_out],))
+        chosen = replace(settings, run=run)
+        prepare_data(RunFolder(tmp_path / held_out), chosen)
+        return registered_task(RunFolder(tmp_path / held_out), chosen)
+
+    assert prepared("turned").references.texts(0, 4) == 4 * ["zwei"]
+    with pytest.raises(InputError, match=r"other\.jsonl is from de to fr, and the training data from en"):
+        prepared("other")
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "reason"),
     [
