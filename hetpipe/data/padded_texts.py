@@ -59,9 +59,9 @@ def cut_at(
     try:
         vocabulary.enable_truncation(length, stride=overlap, strategy=strategy)
         yield
+    except (InputError, OSError, MemoryError):  # of what is read and written inside
+        raise
     except Exception as error:  # NOTE: tokenizers raises bare Exception where special tokens alone are longer
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"texts cannot be cut to {length} tokens ({error}); give more") from None
     finally:
         vocabulary.no_truncation()

@@ -1,5 +1,6 @@
 """Encoder-decoders on pairs of texts: what is read and refused; losses, tokens and BLEU are transformers'."""
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -11,12 +12,15 @@ import pytest
 import sacrebleu
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from cost_model.errors import InputError
 from hetpipe import cli
 from hetpipe.data import bleu
 from hetpipe.data.dataset import IGNORE_LABEL
 from hetpipe.data.kinds import read_data
+from hetpipe.data.padded_texts import cut_at
 from hetpipe.data.pair_files import read_pairs
 from hetpipe.data.task import prepare_data, registered_task
 from hetpipe.models.chain import ChainModel
@@ -300,6 +304,13 @@ def test_two_texts_out_of_step_and_two_directions_are_refused(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text(line + "\n")
     with pytest.raises(InputError, match="is from de to en, another file from en to de"):
         list(read_pairs([tmp_path / "c.jsonl", tmp_path / "d.jsonl"]))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError("much")])
+def test_a_full_disk_is_not_told_as_a_length_that_cannot_be_cut_to(error):
+    """More tokens had been asked for."""
+    with pytest.raises(type(error), match=r"No space left|much"), cut_at(Tokenizer(BPE()), 8):
+        raise error
 
 
 def test_held_out_translations_are_read_in_the_direction_of_the_training_data(tmp_path):
