@@ -34,7 +34,8 @@ def measure_links(leader: "Leader", cluster: Cluster, *, anew: bool = False) -> 
         return [found[first] for first, _ in pairs]
 
     with leader.store_served():
-        return measure_pairs(cluster, leader.hosts, interface_of(address[0]), ask, anew=anew)
+        interface = interface_of(address[0])
+        return measure_pairs(cluster, leader.hosts, interface, ask, anew=anew, tell=leader.tell)
 
 
 def measure_sums(leader: "Leader", cluster: Cluster, *, anew: bool = False) -> HostSum | None:
@@ -58,4 +59,5 @@ def measure_sums(leader: "Leader", cluster: Cluster, *, anew: bool = False) -> H
         return seconds_of(found[nodes[0]])
 
     with leader.store_served():
-        return measure_sum(cluster, leader.hosts, interface_of(address[0]), ask, anew=anew)
+        interface = interface_of(address[0])
+        return measure_sum(cluster, leader.hosts, interface, ask, anew=anew, tell=leader.tell)

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -95,15 +96,17 @@ def measure_pairs(
     ask: Callable[[list[Pair], list[tuple[Device, Device]]], list[dict[str, Any]]],
     *,
     anew: bool = False,
+    tell: Callable[[str], None] = warnings.warn,
 ) -> list[HostLink]:
     """Return the links between all pairs of nodes that have devices, those that are known from the cache.
 
     hosts: what each host is called, with its address, by node. interface: of the leader, by which it is
     reached. ask: measures pairs that share no node, given the first device of both nodes of each. anew:
-    whatever the cache holds.
+    whatever the cache holds. tell: takes a sentence where the cache cannot be written.
     """
     first = {node.name: node.devices[0] for node in cluster.nodes if node.devices}
     found: dict[Pair, HostLink] = {}
+    keeps = True
     for pairs in rounds_of(list(first)):
         files = {pair: _file(first[pair[0]], first[pair[1]], hosts, interface) for pair in pairs}
         if not anew:
@@ -114,9 +117,21 @@ def measure_pairs(
         answers = ask(left, [(first[one], first[other]) for one, other in left])
         for pair, answer in zip(left, answers, strict=True):
             found[pair] = _host_link(pair, answer, "the measurement of links")
-            files[pair].parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(files[pair], json.dumps({"format": FORMAT, **answer}) + "\n")
+            if keeps:
+                keeps = keep(files[pair], {"format": FORMAT, **answer}, tell)
     return [found[pair] for pair in sorted(found)]
+
+
+def keep(file: Path, data: dict[str, Any], tell: Callable[[str], None]) -> bool:
+    """Write what was measured into the cache; return whether that could be, and tell where it could not."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(data) + "\n")
+    except OSError as error:
+        reason = f"{file.parent} cannot be written ({error.strerror})"
+        tell(f"{reason}, so that what was measured is not kept and the next call measures anew")
+        return False
+    return True
 
 
 def rank_of_pair(

@@ -1,8 +1,8 @@
 """A sum over all hosts, one device of each: what it was measured to take, beside what their links say."""
 
 import hashlib
-import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 from cost_model.cluster import Cluster, Device
 from cost_model.errors import InputError
 from cost_model.network import Network
-from cost_model.strict_files import canonical_sha256, check_format, read_json, validate, write_atomically
+from cost_model.strict_files import canonical_sha256, check_format, read_json, validate
 from cost_model.sum_times import all_reduce_s
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.hosts.leader_store import LeaderStore
-from hetpipe.hosts.links import KEPT_S, TIMEOUT_S
+from hetpipe.hosts.links import KEPT_S, TIMEOUT_S, keep
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.runs.cache import links_folder
 from hetpipe.runtime.processes import RankGroup, run_ranks
@@ -84,11 +84,13 @@ def measure_sum(
     ask: Callable[[list[Device], list[int]], list[float]],
     *,
     anew: bool = False,
+    tell: Callable[[str], None] = warnings.warn,
 ) -> HostSum | None:
     """Return a sum over all nodes that have devices, from the cache where it is known; None for two nodes.
 
     hosts, interface: as for `links.measure_pairs`, to which cluster owes its links. ask: measures, given the
-    first device of each node and the sizes. anew: whatever the cache holds.
+    first device of each node and the sizes. anew: whatever the cache holds. tell: takes a sentence where
+    the cache cannot be written.
     """
     devices = [node.devices[0] for node in cluster.nodes if node.devices]
     if len(devices) < FEWEST:
@@ -100,8 +102,7 @@ def measure_sum(
     was_kept = seconds is not None and len(seconds) == len(sizes)
     if seconds is None or not was_kept:
         seconds = tuple(ask(devices, sizes))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"format": FORMAT, "seconds": seconds}) + "\n")
+        keep(file, {"format": FORMAT, "seconds": seconds}, tell)
     nodes = tuple(device.node for device in devices)
     return HostSum(nodes, tuple(sizes), seconds, tuple(by_links.values()), was_kept)
 

@@ -77,6 +77,12 @@ def test_a_link_is_measured_once_a_day_by_hosts_and_interface(
             file.write_text('{"format": "hetpipe.host_link/1", "there": {"latency_s": "x"}}')
     assert measure_pairs(made, hosts, "eth0", ask) == first
     assert sorted(asked) == [("a", "b"), ("a", "c")]
+    asked.clear()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # where no folder can be
+    told: list[str] = []
+    assert measure_pairs(made, hosts, "eth0", ask, tell=told.append) == first and len(asked) == 3
+    assert len(told) == 1 and "links cannot be written (Not a directory), so that" in told[0]
 
 
 def test_a_plan_takes_the_slower_direction_and_both_are_told():

@@ -61,6 +61,11 @@ def test_a_sum_is_measured_once_a_day_by_hosts_and_interface(monkeypatch: pytest
         file.write_text('{"format": "hetpipe.host_sum/1", "seconds": ["x"]}')
     assert measure_sum(made, hosts, "eth0", ask) == first
     assert len(asked) == 5
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # where no folder can be
+    told: list[str] = []
+    assert measure_sum(made, hosts, "eth0", ask, tell=told.append) == first
+    assert len(told) == 1 and "links cannot be written (Not a directory), so that" in told[0]
 
 
 def test_a_sum_that_is_far_from_what_the_links_say_is_told_so():
