@@ -8,6 +8,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,8 @@ def _kept(path: Path) -> ModelProfile | None:
     try:
         profile = read_profile(path) if path.exists() else None
     except InputError:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # of a cache that cannot be written
+            path.unlink(missing_ok=True)
         return None
     return None if profile is None or doubtful_kinds(profile) else profile
 

@@ -87,6 +87,18 @@ def test_a_doubtful_profile_in_the_cache_is_measured_again(tmp_path, measured):
     assert cached_profiles()[0].standard_error == 0.02
 
 
+def test_a_profile_in_the_cache_that_can_be_neither_read_nor_removed_is_measured_again(tmp_path, measured):
+    """As a damaged one in a cache that is read-only."""
+    measured(known_to(0.01))
+    profiled(tmp_path)
+    (kept,) = cached_profiles()
+    kept.path.unlink()
+    kept.path.mkdir()
+    measured(known_to(0.02))
+    with pytest.warns(UserWarning, match="profiles cannot be written"):
+        assert profiled(tmp_path) == known_to(0.02)
+
+
 def test_where_times_are_known_badly_is_said():
     assert doubt_sentences(known_to(0.1)) == [] == doubt_sentences(small_profile())
     assert doubt_sentences(known_to(1.005)) == [
