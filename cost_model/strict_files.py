@@ -76,7 +76,7 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES, *, pipe: bool = Fals
 def read_json(path: Path) -> Any:
     """Return the data of a JSON file.
 
-    Raises: InputError if it cannot be read, is not JSON, or has a key twice; says where.
+    Raises: InputError if it cannot be read, is not JSON, or has a key twice with unlike values.
     """
     text = read_text(path)
     try:
@@ -92,13 +92,18 @@ def read_json(path: Path) -> Any:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; the parser would take the last of a key that is there twice, unsaid."""
+    """Return an object of JSON; of a key with several values the parser would take the last, unsaid."""
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
     counts = Counter(key for key, _ in pairs)
-    twice = next(key for key, count in counts.items() if count > 1)
-    raise InputError(f"key {twice[:LONGEST_SHOWN]!r} is there twice; leave one of them out")
+    first: dict[str, str] = {}
+    for key, value in pairs:
+        if counts[key] > 1:
+            text = json.dumps(value, sort_keys=True)
+            if first.setdefault(key, text) != text:
+                raise InputError(f"key {key[:LONGEST_SHOWN]!r} is there twice; leave one of them out")
+    return found  # each time the same, as in some configurations that are published
 
 
 def read_toml(path: Path) -> Any:

@@ -134,12 +134,26 @@ def test_texts_in_any_language_and_line_ends_are_read(tmp_path):
         assert read(path)
 
 
-@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 1}', '[{"b": {"a": {}, "a": 3}}]'])
-def test_a_key_that_is_there_twice_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "b": 2, "a": 3}',
+        '{"a": 1, "a": true}',
+        '{"a": [1], "a": [1.0]}',
+        '[{"b": {"a": {}, "a": 3}}]',
+    ],
+)
+def test_a_key_that_is_there_twice_with_other_values_is_refused(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(InputError, match=r"plan\.json: key 'a' is there twice; leave one of them out"):
         read_json(path)
+
+
+def test_a_key_that_is_there_twice_with_the_same_value_is_taken(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": {"x": 1, "y": [NaN]}, "b": 2, "a": {"y": [NaN], "x": 1}, "b": 2}')
+    assert read_json(path).keys() == {"a", "b"} and read_json(path)["b"] == 2
 
 
 def test_a_file_is_written_beside_links_and_leaves_nothing(tmp_path, monkeypatch):
