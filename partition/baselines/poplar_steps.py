@@ -73,6 +73,11 @@ class _Rounds:
     seconds: float
     sizes: Mapping[str, int]
 
+    @property
+    def key(self) -> tuple[int, frozenset[str]]:
+        """How many rounds there are, and who takes part."""
+        return self.number, frozenset(self.sizes)
+
 
 def _in_rounds(strategy: str, problem: Problem, sharding: Sharding, evaluate: Evaluate | None) -> Plan:
     if len(problem.cluster.devices) < 2:
@@ -96,8 +101,8 @@ class _Plans:
 
     def __init__(self, strategy: str, problem: Problem, sharding: Sharding) -> None:
         self._strategy, self._problem, self._sharding = strategy, problem, sharding
-        self._made: dict[int, Plan] = {}
-        self._errors: dict[int, InfeasibleError] = {}
+        self._made: dict[tuple[int, frozenset[str]], Plan] = {}
+        self._errors: dict[tuple[int, frozenset[str]], InfeasibleError] = {}
 
     def first_fitting(self, candidates: Sequence[_Rounds]) -> Plan:
         """Return the plan of the first one that memory takes.
@@ -105,25 +110,26 @@ class _Plans:
         Raises: InfeasibleError of what lacks least, if it takes none.
         """
         for each in candidates:
-            if each.number not in self._made:
+            if each.key not in self._made:
                 self._make(each)
-            if each.number not in self._errors:
-                return self._made[each.number]
+            if each.key not in self._errors:
+                return self._made[each.key]
         raise least_of(self._strategy, list(self._errors.values()))
 
     def _make(self, rounds: _Rounds) -> None:
         plan = sharded_replicas(self._strategy, self._problem, self._sharding, rounds.sizes)
-        self._made[rounds.number], lacking = plan, shortfall(self._problem, plan)
+        self._made[rounds.key], lacking = plan, shortfall(self._problem, plan)
         if lacking is not None:
-            self._errors[rounds.number] = lacking
+            self._errors[rounds.key] = lacking
 
 
 def _candidates(problem: Problem, sharding: Sharding) -> Iterator[_Rounds]:
-    """Yield, for each number of rounds that there can be, those that are over soonest.
+    """Yield those that are over soonest, for each number of rounds that there can be and who takes part.
 
     Each device has the largest microbatch that it computes within a round, which lasts as long as some device
-    needs for one of its sizes. Longer rounds of the same number need no less memory. Microbatches that do not
-    fit where nothing is owned are left out, but the smallest.
+    needs for one of its sizes. Longer rounds of the same number need no less memory, unless another device
+    takes part, which owns states too. Microbatches that do not fit where nothing is owned are left out, but
+    the smallest.
     """
     costs, layers = PipelineCosts(problem), problem.profile.num_layers
     smallest = min(*problem.microbatch_sizes, problem.global_batch_size)
@@ -149,9 +155,10 @@ def _candidates(problem: Problem, sharding: Sharding) -> Iterator[_Rounds]:
         if not chosen:  # where a larger one was measured to be sooner, nobody may be found within its time
             continue
         number = -(-problem.global_batch_size // sum(chosen.values()))
-        if number not in seen:
-            seen.add(number)
-            yield _Rounds(number, number * seconds, chosen)
+        rounds = _Rounds(number, number * seconds, chosen)
+        if rounds.key not in seen:
+            seen.add(rounds.key)
+            yield rounds
 
 
 def _sizes(problem: Problem, kind: str, largest: int) -> Iterable[int]:

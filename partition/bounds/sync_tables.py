@@ -199,10 +199,15 @@ def device_s_per_byte(problem: Problem, network: Network, nodes: Sequence[Node])
         return 0.0
     found = [np.inf]
     for node in {(node.interconnect, tuple(d.kind for d in node.devices)): node for node in nodes}.values():
-        card_s = min(card_directions_s(problem.cluster, network, node.devices))
+        card_s, slower_s = sorted(card_directions_s(problem.cluster, network, node.devices))
+        if card_s == 0 < slower_s:  # free one way
+            return 0.0
         for device in node.devices:
             others = (other for other in node.devices if other is not device)
-            rates = [1 / min(_inside_s_per_byte(network, device, other)) for other in others]
+            inside = [min(_inside_s_per_byte(network, device, other)) for other in others]
+            if 0 in inside:
+                return 0.0
+            rates = [1 / each for each in inside]
             rates += [1 / card_s] if card_s > 0 else []
             found.append(1 / sum(rates) if rates else 0.0)
     return min(found)

@@ -255,6 +255,16 @@ def test_poplar_finds_the_rounds_of_any_sizes_that_are_over_soonest(batch: int, 
     assert rounds_s([sizes.get("a/0", 0), sizes.get("a/1", 0)]) == pytest.approx(least)
 
 
+@pytest.mark.parametrize(("name", "least"), [("poplar-2", 19), ("poplar-3", 17)])
+def test_poplar_lets_a_slow_device_take_part_whose_memory_is_needed(name: str, least: int):
+    """Two and three devices alike need two rounds of four samples, but three own two layers each, not three."""
+    problem = replace(lab([[1.0, 0.9, 0.8]], 4, layers=6), microbatch_sizes=(1,))
+    assert len(shares(BASELINES[name](with_memory(problem, [least] * 3), None))) == 3
+    assert len(shares(BASELINES[name](with_memory(problem, [least + 3] * 3), None))) == 2
+    with pytest.raises(InfeasibleError):
+        BASELINES[name](with_memory(problem, [least - 1] * 3), None)
+
+
 def test_zorse_makes_a_stage_of_a_node_and_shares_by_speed():
     # 14 bytes hold two layers of four: two stages, 2 : 2; in the first the fast device has 2/3 of 6 samples
     problem = replace(lab([[2.0, 1.0], [3.0]], 6, memory_bytes=14.0), microbatch_sizes=(1,))
