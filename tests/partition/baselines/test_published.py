@@ -257,7 +257,7 @@ def test_poplar_finds_the_rounds_of_any_sizes_that_are_over_soonest(batch: int, 
 
 @pytest.mark.parametrize(("name", "least"), [("poplar-2", 19), ("poplar-3", 17)])
 def test_poplar_lets_a_slow_device_take_part_whose_memory_is_needed(name: str, least: int):
-    """Two and three devices alike need two rounds of four samples, but three own two layers each, not three."""
+    """Two and three devices need two rounds of four samples each; of three each owns two layers."""
     problem = replace(lab([[1.0, 0.9, 0.8]], 4, layers=6), microbatch_sizes=(1,))
     assert len(shares(BASELINES[name](with_memory(problem, [least] * 3), None))) == 3
     assert len(shares(BASELINES[name](with_memory(problem, [least + 3] * 3), None))) == 2
