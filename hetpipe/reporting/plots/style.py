@@ -1,6 +1,8 @@
 """Axes and legends that all pictures share."""
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -23,10 +25,21 @@ TEXT_WIDTH = 0.011
 """Share of the axis that a microbatch number of one digit needs."""
 LONGEST_LABEL, LONGEST_TITLE, LONGEST_LEGEND = 44, 112, 105
 """Characters of a line of a row's name, of a title, and of the entries of a legend beside each other."""
+TITLE_LINES, TITLE_LINE = 2, 0.17
+"""Lines of a title that any picture has room for; inches that it grows by for each more."""
 DPI, MOST_PIXELS = 160, 2**15
 """Dots an inch of a PNG, less where one side would have more pixels than this: few programs open it then."""
 
 
+@contextmanager
+def _written() -> Iterator[None]:
+    """Leave out matplotlib's warning of a picture too small for its texts: who reads it can change neither."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "constrained_layout not applied")
+        yield
+
+
+@_written()
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
     """Write a figure as PNG and SVG beside each other, whatever the suffix of path; return both paths.
 
@@ -40,6 +53,7 @@ def save(figure: Figure, path: Path) -> tuple[Path, Path]:
     return png, svg
 
 
+@_written()
 def as_png(figure: Figure, dpi: int = 100) -> bytes:
     """Return a figure as a PNG, with nothing cut off at its edges."""
     buffer = BytesIO()
@@ -47,6 +61,7 @@ def as_png(figure: Figure, dpi: int = 100) -> bytes:
     return buffer.getvalue()
 
 
+@_written()
 def save_pages(figures: Iterable[Figure], path: Path) -> None:
     """Write figures into one PDF, a page each, with text that can be searched and edited."""
     with rc_context({"pdf.fonttype": 42}), PdfPages(path) as pages:
@@ -57,13 +72,21 @@ def save_pages(figures: Iterable[Figure], path: Path) -> None:
 def title(ax: Axes, text: str) -> Axes:
     """Write a line above a whole picture, and above what stands there already; return the axes given.
 
-    What is longer than a picture is wide goes on in the next line, after CONTINUES.
+    What is longer than a picture is wide goes on in the next line, after CONTINUES. The picture grows by what
+    many lines take, or nothing would be left for what it shows.
     """
     figure = figure_of(ax)
     above = figure.get_suptitle()
     text = CONTINUES.join(wrap(text, LONGEST_TITLE, break_on_hyphens=False, break_long_words=False))
-    figure.suptitle(f"{text}\n{above}" if above else text, fontsize=10, x=0.01, ha="left")
+    text = f"{text}\n{above}" if above else text
+    figure.suptitle(text, fontsize=10, x=0.01, ha="left")
+    grown = _lines_to_grow_by(text) - _lines_to_grow_by(above)
+    figure.set_figheight(figure.get_figheight() + TITLE_LINE * grown)
     return ax
+
+
+def _lines_to_grow_by(text: str) -> int:
+    return max(0, text.count("\n") + 1 - TITLE_LINES)
 
 
 def figure_of(ax: Axes) -> Figure:

@@ -81,6 +81,18 @@ def test_device_clocks_stand_below_and_the_error_is_that_of_the_run():
     assert "(+28.9%), the median; drawn is the last, " in said and f"{measured.makespan_s:.3g} s" in said
 
 
+@pytest.mark.filterwarnings("error:constrained_layout not applied")
+def test_a_title_of_many_lines_leaves_room_for_the_step(tmp_path: Path):
+    trace = simulate_plan(plan_of([("a/0", 0, 4, 1)], 4), small_profile(), small_cluster())
+    above, below = plots.predicted_and_measured(trace, trace, median_s=trace.makespan_s)
+    figure = figure_of(plots.title(above, "/a/folder/of/a/model " * 60))
+    figure.draw_without_rendering()
+    for ax in (above, below):
+        assert ax.get_position().height * figure.get_figheight() > 0.5
+    figure.set_figheight(1.0)  # has no room for them
+    plots.save_pages([figure], tmp_path / "p.pdf")
+
+
 def test_memory_bars_add_up_to_what_the_plan_needs():
     plan = small_plan()
     ax = plots.memory(plan, small_profile(), small_cluster(), measured_bytes={"a/0": 3000.0})
