@@ -33,7 +33,7 @@ DPI, MOST_PIXELS = 160, 2**15
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """Leave out matplotlib's warning of a picture too small for its texts: who reads it can change neither."""
+    """Leave out matplotlib's warning of a picture too small for its texts, which its reader cannot change."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "constrained_layout not applied")
         yield
