@@ -146,8 +146,11 @@ class _Member:
     def lose(self, how: str) -> None:
         """Hear that the leader is lost, in the same thread."""
         if not self._ended:
-            folder = None if self._filled is None else self._filled.folder
-            text = f"the run is lost with its leader: {how}; {way_on(folder)}"
+            try:
+                way = way_on(None if self._filled is None else self._filled.folder)
+            except Exception as error:  # without `_end_by` the main thread would wait for ever
+                way = f"its checkpoints on this host cannot be read ({error})"
+            text = f"the run is lost with its leader: {how}; {way}"
             self._end_by({"type": "", "text": text})
 
     def _take_piece(self, name: str, blob: bytes) -> None:

@@ -1,9 +1,11 @@
 """What a host has lost comes back from one that holds a copy, whole or not at all."""
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import checkpoints
 from cost_model.errors import InputError
 from hetpipe.hosts import returned_copies
 from hetpipe.hosts.conversation import Answer
-from hetpipe.hosts.member import way_on
+from hetpipe.hosts.member import _Member, way_on
 from hetpipe.hosts.returned_copies import PIECE, OwnCopies, bring_back
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training.checkpoint import written
@@ -152,3 +154,19 @@ def test_where_the_leader_is_lost_the_host_with_a_whole_copy_says_how_to_go_on(t
     assert told.endswith(f"--resume auto, --run-folder {folder.path}")
     next(newest.glob("*.safetensors")).unlink()
     assert f"({newest.with_name('step-000003')})" in way_on(folder)
+
+
+def test_a_member_that_loses_its_leader_ends_also_where_its_checkpoints_cannot_be_read(tmp_path, monkeypatch):
+    """The thread that listens had died of it, and the one that obeys waited for ever."""
+    folder = RunFolder(tmp_path / "mine")
+    checkpoints.save(folder.checkpoints, step=3)
+    filled = SimpleNamespace(folder=folder)
+    member = _Member(b"", None, None, {}, print, _filled=filled)  # type: ignore[arg-type]
+
+    def broken(place: Path) -> Iterable[Path]:
+        raise OSError(errno.EIO, "Input/output error", str(place))
+
+    monkeypatch.setattr(Path, "iterdir", broken)
+    member.lose("it is gone")
+    with pytest.raises(Exception, match=r"lost with its leader: it is gone; its .* Input/output error"):
+        member._obey()
