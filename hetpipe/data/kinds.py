@@ -10,7 +10,7 @@ from cost_model.strict_files import read_json, write_atomically
 from hetpipe.data.chats import CHATS
 from hetpipe.data.data_file import check_regular, read_file
 from hetpipe.data.images import IMAGE_KIND
-from hetpipe.data.json_lines import json_lines, shown
+from hetpipe.data.json_lines import SUFFIX, json_lines, shown
 from hetpipe.data.kind import Content, DataKind, Learner, Reading, Samples
 from hetpipe.data.labelled_texts import LABELLED_TEXTS
 from hetpipe.data.pairs import PAIRS
@@ -165,7 +165,8 @@ def _refusal(path: Path, model: Learner, fitting: Sequence[DataKind]) -> str:
     other = next((kind for kind in KINDS if kind not in fitting and kind.holds(path)), None)
     if other is None:
         place, data = next(json_lines(path, forms))  # which other kinds leave to no one
-        return f"{place}: has {shown(sorted(data))}; give {forms}"
+        called = f"call it {SUFFIX} if each line is an object, or " if path.suffix.lower() == ".json" else ""
+        return f"{place}: has {shown(sorted(data))}; {called}give {forms}"
     tasks = " or ".join(other.tasks)
     return (
         f"{path} holds {other.name}, and {model.name} learns {model.task}; give {forms}, or a model for "

@@ -65,6 +65,13 @@ def test_files_of_feather_are_read_too(tmp_path):
     assert list(rows_of(tmp_path / "a.arrow")) == TEXTS
 
 
+def test_json_lines_that_are_called_json_are_told_their_name(tmp_path):
+    """The text that they have had been asked for."""
+    lines(tmp_path / "data.json", TEXTS)
+    with pytest.raises(InputError, match=r'has .*"text".*; call it \.jsonl if each line is an object, or'):
+        read_data([tmp_path / "data.json"], GPT2)
+
+
 @needs_datasets
 def test_what_cannot_be_read_is_one_line(tmp_path):
     from datasets import Dataset, DatasetDict
