@@ -1,5 +1,6 @@
 """cache: profiles and links that were measured, splits that were proven, tokens of long texts."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from hetpipe.commands.output import print_json
 from hetpipe.profiling.cached_profiles import CachedProfile, cached_profiles
 from hetpipe.reporting.tables import new_table, show
 from hetpipe.runs.cache import links_folder, profiles_folder, proofs_folder, texts_folder
-from hetpipe.runs.kept_texts import KeptText, forget_hashes, kept_texts
+from hetpipe.runs.kept_texts import KeptText, kept_hashes, kept_texts
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -30,17 +31,21 @@ def cache_command(
     proofs = sorted(proofs_folder().glob("*.json")) if model is None else []
     links = sorted(links_folder().glob("*.json")) if model is None else []
     texts = kept_texts() if model is None else ()
-    skipped: list[tuple[KeptText, str]] = []
+    skipped = [(text, text.problem) for text in texts if text.problem]
+    left: dict[Path, str] = {}
     if model is not None and not found:
         known = sorted({entry.profile.model for entry in cached_profiles() if entry.profile is not None})
         raise InputError(
             f"the cache holds no profile of {model!r}; it holds {', '.join(known) or 'none at all'}"
         )
-    for path in [*(entry.path for entry in found), *proofs, *links] if clear else ():
-        path.unlink(missing_ok=True)
-    if clear and model is None:
-        forget_hashes()
+    if clear:
+        hashes = kept_hashes() if model is None else []
+        left = _not_removed([*(entry.path for entry in found), *proofs, *links, *hashes])
+        found = tuple(entry for entry in found if entry.path not in left)
+        proofs, links = ([path for path in paths if path not in left] for paths in (proofs, links))
         texts, skipped = _removed(texts)
+    else:
+        texts = tuple(text for text in texts if not text.problem)
     if json:
         print_json(
             {
@@ -50,7 +55,8 @@ def cache_command(
                 "proofs": [str(path) for path in proofs],
                 "links": [str(path) for path in links],
                 "texts": [text.to_json() for text in texts],
-                "skipped": [text.to_json() | {"reason": reason} for text, reason in skipped],
+                "skipped": [text.to_json() | {"reason": reason} for text, reason in skipped]
+                + [{"path": str(path), "reason": reason} for path, reason in left.items()],
             }
         )
         return
@@ -70,7 +76,19 @@ def cache_command(
         )
     for text, reason in skipped:
         lines.append(f"skipped: {_names(text)}, tokens of {format_bytes(text.num_bytes)}: {reason}")
+    lines += [f"skipped: {path.name}: {reason}" for path, reason in left.items()]
     show([*([_table(found)] if found else []), *lines, *([_table_of_texts(texts)] if texts else [])])
+
+
+def _not_removed(paths: Iterable[Path]) -> dict[Path, str]:
+    """Remove files; return those that could not be, with the reason."""
+    left = {}
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            left[path] = f"it cannot be removed ({error.strerror})"
+    return left
 
 
 def _removed(texts: tuple[KeptText, ...]) -> tuple[tuple[KeptText, ...], list[tuple[KeptText, str]]]:

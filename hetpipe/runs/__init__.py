@@ -9,7 +9,7 @@ was predicted. No torch here.
 Others use:
     run_folder: RunFolder, MetricsRow, numbered_runs, PREDICTED, MEASURED, DEVICE_CLOCKS
     growing_metrics: GrowingMetrics
-    kept_texts: KeptText, kept_texts, forget_hashes
+    kept_texts: KeptText, kept_texts, kept_hashes
     metric_sinks: SinkKind, Sinks, check_installed, run_facts
     lora: LoraSettings, parse_lora, read_adapter_settings, EXAMPLE, MARK
     optimizers: OptimizerKind, num_states, check_taken

@@ -17,12 +17,16 @@ KEPT_FILE, KNOWN_SUFFIX, UNFINISHED = "text.json", ".known.json", ".unfinished-"
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """The tokens of texts in the cache. files: of the texts, none where they were never complete."""
+    """The tokens of texts in the cache. files: of the texts, none where they were never complete.
+
+    problem: why they cannot be read, "" where they can; num_bytes is 0 then.
+    """
 
     path: Path
     files: tuple[str, ...]
     num_bytes: int
     age_s: float
+    problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as `hetpipe cache --json` gives it."""
@@ -59,17 +63,27 @@ class KeptText:
 def kept_texts() -> tuple[KeptText, ...]:
     """Return what is kept, what was taken last first."""
     folder = texts_folder()
-    found = [_read(path) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    places = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    found = [text for text in map(_read, places) if text is not None]
     return tuple(sorted(found, key=lambda text: text.age_s))
 
 
-def forget_hashes() -> None:
-    """Remove the hashes of files: each is read again."""
-    for path in texts_folder().glob(f"*{KNOWN_SUFFIX}"):
-        path.unlink(missing_ok=True)
+def kept_hashes() -> list[Path]:
+    """Return where hashes of files are kept: without them each is read again."""
+    return sorted(texts_folder().glob(f"*{KNOWN_SUFFIX}"))
 
 
-def _read(path: Path) -> KeptText:
+def _read(path: Path) -> KeptText | None:
+    """Return what a folder holds; None where it is gone meanwhile."""
+    try:
+        return _whole(path)
+    except OSError as error:
+        if not path.exists():
+            return None
+        return KeptText(path, (), 0, 0.0, f"it cannot be read ({error.strerror})")
+
+
+def _whole(path: Path) -> KeptText:
     named = path / KEPT_FILE
     try:
         files = tuple(map(str, json.loads(named.read_text(encoding="utf-8"))["files"]))

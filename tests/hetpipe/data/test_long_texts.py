@@ -345,6 +345,17 @@ def test_the_cache_is_listed_and_emptied(tmp_path, nothing_is_held, hetpipe):
     assert registered_task(place, TaskSettings("gpt2-tiny", 32, run=Settings(steps=1))).batch(0, 2)
 
 
+def test_tokens_in_the_cache_that_cannot_be_read_are_skipped(tmp_path, hetpipe):
+    """One folder of another user had ended the command, and nothing was listed or removed."""
+    for name in ("one", "other"):
+        (texts_folder() / name).mkdir(parents=True)
+    (texts_folder() / "one" / "tokens.bin").symlink_to(tmp_path / "none")
+    listed = hetpipe("cache")
+    assert listed.code == 0 and "kept: tokens of 1 text," in listed.out
+    assert "skipped: unfinished: one, tokens of 0 B: it cannot be read (No such" in listed.out
+    assert hetpipe("cache --clear").code == 0 and list(texts_folder().iterdir()) == []
+
+
 LIMITED = """
 import resource, sys
 from pathlib import Path

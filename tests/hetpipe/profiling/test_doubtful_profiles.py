@@ -155,7 +155,12 @@ def test_a_file_of_the_cache_that_cannot_be_read_is_listed_and_cleared(hetpipe, 
     folder.mkdir(parents=True)
     (folder / "old.json").write_text("{}")
     assert "cannot be read: old.json" in hetpipe("cache").out
-    assert hetpipe("cache --clear").code == 0 and not list(folder.iterdir())
+    (folder / "stuck.json").mkdir()  # which is no file to remove
+    cleared = hetpipe("cache --clear")
+    assert cleared.code == 0 and [path.name for path in folder.iterdir()] == ["stuck.json"]
+    assert "removed: 1 profile" in cleared.out and "skipped: stuck.json: it cannot be removed" in cleared.out
+    (skipped,) = hetpipe("cache --clear --json").json["skipped"]
+    assert skipped["path"] == str(folder / "stuck.json")
 
 
 def test_where_the_cache_cannot_be_written_it_is_said_and_the_profile_taken(hetpipe, measured, monkeypatch):
