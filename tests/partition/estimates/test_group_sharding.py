@@ -65,8 +65,9 @@ def test_a_plan_that_cannot_go_layer_by_layer_has_states_sharded_at_most() -> No
 def test_auto_shards_weights_within_the_replicas_of_stages_where_that_is_soonest() -> None:
     # Ten layers on two nodes of two devices. Inside a node messages take no time, and between nodes weights
     # take far longer than a layer's 3 s, so that replicas of the whole model do not pay. In a single pipeline
-    # some device has three layers or more; in two of two stages all have five, of half the samples, and fit
-    # with sharded weights alone: in 58,000 bytes gradients would do, their owners' ranges of two layers halved.
+    # some device has three layers or more; in two of two stages all have five, of half the samples, and
+    # fit with sharded weights alone: in 58,000 bytes gradients would do, their owners' ranges of two
+    # layers halved.
     profile = equal_stages(10)[0]
     layers = tuple(replace(layer, parameter_bytes=4000.0) for layer in profile.layers)
     profile, cluster = replace(profile, layers=layers), cluster_of(*[56_000.0] * 4)
