@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from hetpipe.runs.cache import profiles_folder
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runs.warned import warn_caller
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.scratch import scratch_folder
@@ -112,7 +112,7 @@ def profile_model(
     loss_chunks: int | None = None,
     compiled: bool = False,
     run: Mapping[str, Any] | None = None,
-    tell: Callable[[str], None] = warnings.warn,
+    tell: Callable[[str], None] = warn_caller,
 ) -> ModelProfile:
     """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 

@@ -16,4 +16,5 @@ Others use:
     settings: Settings, TaskSettings, check_lengths, Clock, checked_settings, read_settings, settings_text
     run_report: RunReport, StageReport, DeviceReport, read_report, report_text, OVERLOADED_CORES,
         OVERLOADED_SHARE
+    warned: warn_caller
 """

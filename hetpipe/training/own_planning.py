@@ -1,7 +1,6 @@
 """What a `Trainer` does before it trains: measure the user's model, and plan where no plan is given."""
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from hetpipe.profiling.doubtful_profiles import doubt_sentences
 from hetpipe.profiling.profile_cache import MICROBATCH_SIZES, profile_model
 from hetpipe.reporting.progress import progress_bar
 from hetpipe.runs.settings import Settings
+from hetpipe.runs.warned import warn_caller
 from hetpipe.simulation.prediction import Prediction, evaluator
 from hetpipe.training.recovery import Replan
 from hetpipe.training.run import verified_prediction
@@ -63,7 +63,7 @@ class OwnPlanning:
                 task=self.task,
             )
         for sentence in doubt_sentences(profile):
-            warnings.warn(f"{sentence}; was something else running?", stacklevel=2)
+            warn_caller(f"{sentence}; was something else running?")
         return profile
 
     def plan(self, profile: ModelProfile) -> Plan:

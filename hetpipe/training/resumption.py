@@ -1,12 +1,12 @@
 """Where a run goes on from: the checkpoint that is named, or the newest whole one there is."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from cost_model.errors import InputError
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.runs.settings import Settings
+from hetpipe.runs.warned import warn_caller
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_damage import damage_of, newest_whole
 
@@ -43,7 +43,7 @@ def find_checkpoint(
     root: Path,
     model: str,
     *,
-    tell: Callable[[str], None] = warnings.warn,
+    tell: Callable[[str], None] = warn_caller,
 ) -> Path:
     """Return the checkpoint to go on from; "auto": the newest of the run folder, else of the newest run.
 

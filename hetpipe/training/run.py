@@ -3,7 +3,6 @@
 import logging
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
+from hetpipe.runs.warned import warn_caller
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
@@ -62,7 +62,7 @@ def prepare(
     adapters_alone: bool = False,
     own_schedule: bool = False,
     local: Sequence[int] | None = None,
-    tell: Callable[[str], None] = warnings.warn,
+    tell: Callable[[str], None] = warn_caller,
 ) -> None:
     """Check everything, then fill the run folder.
 
@@ -171,7 +171,7 @@ def train_predicted(
     *,
     on_event: Emit = lambda event: None,
     make_task: TaskFactory | None = None,
-    tell: Callable[[str], None] = warnings.warn,
+    tell: Callable[[str], None] = warn_caller,
     notice: Callable[[str], None] = LOGGER.warning,
     on_signal: Callable[[str], None] = lambda name: None,
     max_restarts: int = 0,

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from hetpipe.runs.metric_sinks import Sinks, checked_sinks, run_facts
 from hetpipe.runs.run_folder import RunFolder, check_empty
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, checked_settings
+from hetpipe.runs.warned import warn_caller
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import Prediction
 from hetpipe.training import checkpoint, torchrun
@@ -221,7 +221,7 @@ class Trainer:
             facts = run_facts(settings, prediction.plan, self.profile)
             with (
                 step_bar(settings.steps, steps_done(settings), quiet=not self._progress) as shown,
-                Sinks(self._log, folder, facts, warnings.warn) as sinks,
+                Sinks(self._log, folder, facts, warn_caller) as sinks,
             ):
 
                 def on_event(event: dict[str, Any]) -> bool:

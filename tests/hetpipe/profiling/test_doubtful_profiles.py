@@ -95,8 +95,9 @@ def test_a_profile_in_the_cache_that_can_be_neither_read_nor_removed_is_measured
     kept.path.unlink()
     kept.path.mkdir()
     measured(known_to(0.02))
-    with pytest.warns(UserWarning, match="profiles cannot be written"):
+    with pytest.warns(UserWarning, match="profiles cannot be written") as told:
         assert profiled(tmp_path) == known_to(0.02)
+    assert [warning.filename for warning in told] == [__file__], "a line of hetpipe's is shown"
 
 
 def test_where_times_are_known_badly_is_said():

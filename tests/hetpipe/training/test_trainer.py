@@ -152,6 +152,7 @@ def test_a_resumed_run_has_the_settings_of_its_checkpoint_and_tells_of_other_opt
         "clip_norm is 2, before the checkpoint it was 0.5",
         "momentum of SGD is 0.5, before the checkpoint it was 0.9",
     ]
+    assert {warning.filename for warning in told} == {__file__}, "a line of hetpipe's is shown"
     settings = read_settings(RunFolder(tmp_path / "run").config)
     assert (settings.seed, settings.total_steps, settings.clip_norm) == (7, 4, 2.0)
 
