@@ -181,9 +181,18 @@ def choice_sentences(choice: "Choice") -> list[str]:
 
 
 def devices_text(names: Collection[str], cluster: Cluster) -> str:
-    """Return how many devices of which kind these are, such as "2 V100, 1 T4", in the cluster's order."""
-    counts = Counter(device.kind for device in cluster.devices if device.name in names)
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    """Return how many devices of which kind these are, such as "2 V100, 1 T4", in the cluster's order.
+
+    The speed stands there where the cluster has the kind in several: "1 emulated, 2 emulated x 0.5".
+    """
+    speeds = {(device.kind, device.speed) for device in cluster.devices}
+    several = {kind for kind, count in Counter(kind for kind, _ in speeds).items() if count > 1}
+    counts = Counter(
+        f"{device.kind} x {device.speed:g}" if device.kind in several and device.speed != 1 else device.kind
+        for device in cluster.devices
+        if device.name in names
+    )
+    return ", ".join(f"{count} {text}" for text, count in counts.items())
 
 
 def costed_json(costed: "CostedPlan") -> dict[str, Any]:
