@@ -54,6 +54,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, sharded_plans)))
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, roomier_plans)))
+        _enter_sharded_again(contest, search)
     if has_host_memory(problem.cluster) and (contest.best is None or memory_binds(problem, search.costs)):
         offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
         contest.enter(by_estimate(search.costs, offloaded))
@@ -132,6 +133,21 @@ def _enter_near_numbers(
         if plans:
             _enter_families(contest, wished, ranking, ranking(plans[0])[0])
         contest.enter_all(_improved_with_simulator(wished, begun, ranking))
+
+
+def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
+    """Enter what is found with sharded states for as many pipelines as the best plan has, if that has such.
+
+    All starts of a search for a number have it, and of others few: walks among the tight end far apart.
+    """
+    problem, best = search.problem, contest.best
+    if best is None or best.state_owners is None or problem.forced.num_pipelines is not None:
+        return
+    if not search.effort.choice.sharded_for_speed:
+        return
+    forced = dataclasses.replace(problem.forced, num_pipelines=len(best.pipelines))
+    wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
+    contest.enter(by_estimate(search.costs, _with_smaller_states(wished, contest.step_s, sharded_plans)))
 
 
 def _from_least(
