@@ -125,8 +125,7 @@ def _enter_near_numbers(
     if found and sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names):
         numbers.append(len(found[0].timed))
     for number in filter(None, dict.fromkeys(numbers)):
-        forced = dataclasses.replace(problem.forced, num_pipelines=number)
-        wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
+        wished = PipelineSearch(_with_as_many(problem, number))
         begun = _improved_starts(wished)
         plans = by_estimate(search.costs, _plans_of(wished, begun))
         contest.enter(plans)
@@ -145,8 +144,7 @@ def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
         return
     if not search.effort.choice.sharded_for_speed:
         return
-    forced = dataclasses.replace(problem.forced, num_pipelines=len(best.pipelines))
-    wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
+    wished = PipelineSearch(_with_as_many(problem, len(best.pipelines)))
     contest.enter(by_estimate(search.costs, _with_smaller_states(wished, contest.step_s, sharded_plans)))
 
 
@@ -180,9 +178,13 @@ def _from_least(
     if contest.best is not None:
         yield contest.best
         if problem.forced.num_pipelines is None:
-            forced = dataclasses.replace(problem.forced, num_pipelines=len(contest.best.pipelines))
             with suppress(InfeasibleError):
-                yield auto(dataclasses.replace(problem, forced=forced), evaluate)
+                yield auto(_with_as_many(problem, len(contest.best.pipelines)), evaluate)
+
+
+def _with_as_many(problem: Problem, number: int) -> Problem:
+    """Return the problem of which each plan has a number of pipelines."""
+    return dataclasses.replace(problem, forced=dataclasses.replace(problem.forced, num_pipelines=number))
 
 
 def _named_auto(plan: Plan) -> Plan:
