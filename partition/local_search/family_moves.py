@@ -11,8 +11,8 @@ from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.moves import GAIN
 
 MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "class", "fewer", "recut")
-"""A cut by one layer; microbatch size; runs, grouped or nested; two stages swapped; a stage less, more, or of
-another class; fewer copies; new cuts. As often as named."""
+"""A layer from one stage to another; microbatch size; runs, grouped or nested; two stages swapped; a stage
+less, more, or of another class; fewer copies; new cuts. As often as named."""
 EvaluateFamilies = Callable[[FamilySet, float], float]
 """Seconds of a step of families; inf where they are no plan, and maybe where it is above so many seconds."""
 
@@ -97,14 +97,20 @@ class FamilyClimb:
 
 
 def _shifted(family: Family, rng: random.Random) -> Family | None:
-    """Return a family with one cut moved by one layer; None where a stage would be empty."""
-    cuts = family.cuts
-    if len(cuts) == 1:
+    """Return a family with a layer more in one stage and one less in another; None where that is empty.
+
+    All cuts between the two move by one layer: where stages are as busy, no single cut that moves helps.
+    """
+    if len(family.cuts) == 1:
         return None
-    place, by = rng.randrange(len(cuts) - 1), rng.choice((-1, 1))
-    (start, middle, again), (_, stop, next_again) = cuts[place : place + 2]
-    middle += by
-    if not start < middle < stop:
+    less, more = rng.sample(range(len(family.cuts)), 2)
+    by = 1 if more < less else -1
+    starts = [
+        start + by * (min(less, more) < place <= max(less, more))
+        for place, (start, *_) in enumerate(family.cuts)
+    ]
+    stops = [*starts[1:], family.cuts[-1][1]]
+    if stops[less] <= starts[less]:
         return None
-    moved = ((start, middle, again), (middle, stop, next_again))
-    return replace(family, cuts=(*cuts[:place], *moved, *cuts[place + 2 :]))
+    again = (recompute for *_, recompute in family.cuts)
+    return replace(family, cuts=tuple(zip(starts, stops, again, strict=True)))

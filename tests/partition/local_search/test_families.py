@@ -12,7 +12,8 @@ from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from partition.auto import auto
-from partition.local_search.families import Family, FamilySpace, Outline
+from partition.local_search import family_moves
+from partition.local_search.families import Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.family_moves import FamilyClimb
@@ -197,6 +198,23 @@ def test_a_move_changes_all_copies_and_takes_no_device_twice() -> None:
     first = next(starts.likely())
     FamilyClimb(starts.cutter, evaluate, search.effort.families).improve(first, lambda: True)
     assert len(set(seen)) > 20
+
+
+def test_a_layer_moves_past_stages_that_are_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    # of 4, 3 and 2 layers no single cut that moves makes the busiest stage shorter: 3, 4, 2 and 4, 2, 3
+    problem = problem_of_nodes(
+        {"kind": 1.0}, [("kind", 3)] * 2, network=Link(0.0, 1e3), batch=32, num_layers=9
+    )
+    monkeypatch.setattr(family_moves, "MOVES", ("shift",))
+    search = PipelineSearch(problem)
+    cutter = FamilyCutter(search, FamilySpace(search))
+
+    def most_layers(families: FamilySet, _: float) -> float:
+        return max(stop - start for family in families for start, stop, _ in family.cuts)
+
+    begin = (Family(Outline((0, 0, 0), 2, 1, run=3), ((0, 4, False), (4, 7, True), (7, 9, False))),)
+    best = FamilyClimb(cutter, most_layers, search.effort.families).improve(begin, lambda: True)
+    assert best[0].cuts == ((0, 3, False), (3, 6, True), (6, 9, False))
 
 
 def test_two_families_share_a_cluster_that_one_does_not_fill() -> None:
