@@ -24,6 +24,10 @@ MAINS = (SUPPORT, EXAMPLES / "benchmarks" / "stress")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*map(str, MAINS), os.environ.get("PYTHONPATH"))))
 preload_for_all_tests()
 
+# NOTE: threads of OpenMP wait for each other busily, also while others have their cores: a step of a rank of
+# two threads took 10 CPU seconds beside ten other processes on 2 cores, and takes 0.1 so.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # A busy machine is no failure: no test has a time limit for an example.
 hypothesis.settings.register_profile("hetpipe", deadline=None)
 hypothesis.settings.load_profile("hetpipe")
