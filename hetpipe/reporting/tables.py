@@ -58,14 +58,21 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 def _width_in_a_pipe() -> int:
+    return _given_columns() or WIDTH_IN_A_PIPE
+
+
+def _given_columns() -> int:
     given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() and 0 < int(given) <= WIDEST else WIDTH_IN_A_PIPE
+    return int(given) if given.isdecimal() and 0 < int(given) <= WIDEST else 0
 
 
 def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> None:
-    """Print tables and sentences, one below the other; sentences are not wrapped in a pipe."""
+    """Print tables and sentences, one below the other.
+
+    In a pipe a sentence is one line, for who searches it, unless COLUMNS says how long lines may be.
+    """
     out = console(file)
-    wraps = out.is_terminal or out.is_jupyter
+    wraps = out.is_terminal or out.is_jupyter or _given_columns() > 0
     for part in renderables:
         if isinstance(part, Table):
             narrow(part, out)

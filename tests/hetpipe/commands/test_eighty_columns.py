@@ -198,8 +198,18 @@ def test_a_table_in_a_pipe_of_80_columns_fits(hetpipe: Shell, monkeypatch: pytes
     hetpipe.write("profile.json", profile_text(long_profile()))
     hetpipe.write("plan.json", plan_text(two_pipelines()))
     out = hetpipe(f"simulate plan.json {FILES}").out.splitlines()
-    rule = next(place for place, line in enumerate(out) if re.search("─{9}", line))
-    assert too_wide([line.rstrip() for line in out[rule : rule + 8]]) == []
+    assert any(re.search("─{9}", line) for line in out)
+    assert too_wide([line.rstrip() for line in out]) == []
+
+
+def test_a_sentence_in_a_pipe_is_wrapped_where_columns_says_so_alone(capsys, monkeypatch):
+    sentence = "auto: bert-large, " + ", ".join(f"microbatch {size} x 2" for size in range(1, 12))
+    tables.show([sentence])
+    assert capsys.readouterr().out == f"{sentence}\n"
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    tables.show([sentence])
+    found = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(found) > 1 and too_wide(found) == [] and " ".join(found) == sentence
 
 
 def alike_pipelines(count: int) -> Plan:
