@@ -35,6 +35,20 @@ def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None) -> Table:
     return table
 
 
+def least_bound(outcomes: "Sequence[Outcome]") -> tuple[str, float] | None:
+    """Return (strategy, seconds) of the least bound of the plans, of which the last is ours.
+
+    The bound of a plan speaks of those of its kind: as many states of it sharded, as much of it on hosts. No
+    plan of all these kinds together is faster than the least of their bounds. None where ours has none.
+    """
+    bounds = {
+        outcome.strategy: outcome.plan.predicted.bound_s
+        for outcome in reversed(outcomes)
+        if outcome.plan is not None and outcome.plan.predicted is not None and outcome.plan.predicted.bound_s
+    }
+    return min(bounds.items(), key=lambda known: known[1]) if outcomes[-1].strategy in bounds else None
+
+
 def forced_sentences(*, forced: bool) -> list[str]:
     """Say what a comparison is not, where a part of the plan was decided by the user."""
     return ["what is forced (--pin, --pipelines, --max-devices) is so for auto alone"] if forced else []

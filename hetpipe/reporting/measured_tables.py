@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from cost_model.units import format_bytes, format_seconds
+from hetpipe.reporting.comparison_tables import least_bound
 from hetpipe.reporting.run_tables import run_marks
 from hetpipe.reporting.tables import new_table
 from hetpipe.runs.measured_rounds import LOSSES_AGREE, MeasuredRounds, losses_apart, must_agree
@@ -26,6 +27,7 @@ def measured_rounds_tables(
     busy = [f"host busy or overloaded in runs of {', '.join(late)}; measure again when it is idle"]
     return [
         _steps_table(rounds, outcomes),
+        *_bound_sentences(outcomes),
         _memory_table(rounds, details=details),
         *loss_sentences(rounds, dtype),
         *run_marks(rounds[-1].reports[-1]),
@@ -38,11 +40,7 @@ def _steps_table(rounds: Sequence[MeasuredRounds], outcomes: "Sequence[Outcome]"
     table.add_column("strategy", no_wrap=True)
     for title in ("predicted", "measured", "least to most", "error", "over bound", "slower"):
         table.add_column(title, justify="right", no_wrap=True)
-    bounds = {
-        outcome.strategy: outcome.plan.predicted.bound_s
-        for outcome in outcomes
-        if outcome.plan is not None and outcome.plan.predicted is not None
-    }
+    bound = least_bound(outcomes)
     known = {each.strategy: each for each in rounds}
     ours_s = rounds[-1].step_s
     for outcome in outcomes:
@@ -50,17 +48,28 @@ def _steps_table(rounds: Sequence[MeasuredRounds], outcomes: "Sequence[Outcome]"
         if each is None:
             table.add_row(outcome.strategy, "does not fit", "", "", "", "", "")
             continue
-        bound_s, seconds = bounds.get(each.strategy), each.step_seconds
+        seconds = each.step_seconds
         table.add_row(
             each.strategy,
             format_seconds(each.predicted_step_s),
             format_seconds(each.step_s),
             f"{format_seconds(min(seconds))} - {format_seconds(max(seconds))}",
             f"{each.error:+.1%}",
-            f"{each.step_s / bound_s - 1:.1%}" if bound_s else "",
+            f"{each.step_s / bound[1] - 1:.1%}" if bound else "",
             f"{each.step_s / ours_s:.2f}" if ours_s else "",
         )
     return table
+
+
+def _bound_sentences(outcomes: "Sequence[Outcome]") -> list[str]:
+    bound = least_bound(outcomes)
+    if bound is None:
+        return []
+    strategy, bound_s = bound
+    return [
+        f"over bound: over {format_seconds(bound_s)}, the bound of {strategy}; no plan of the kinds of all "
+        "these is faster"
+    ]
 
 
 def _memory_table(rounds: Sequence[MeasuredRounds], *, details: bool) -> Table:

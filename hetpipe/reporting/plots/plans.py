@@ -14,6 +14,7 @@ from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes
 from hetpipe.program.trace import Trace
 from hetpipe.reporting.colours import BLACK, BLUE, INK, SKY, VERMILION
+from hetpipe.reporting.comparison_tables import least_bound
 from hetpipe.reporting.many_pipelines import alike, shown_together
 from hetpipe.reporting.plots.device_memory import memory, num_rows
 from hetpipe.reporting.plots.picture import Picture
@@ -187,10 +188,11 @@ def speedups(
     legend += [(SKY, "predicted")] if predicted.keys() - measured.keys() else []
     lines = [line_entry(BLACK, "predicted of what was measured")] if measured else []
     reach = ax.get_xlim()[1]
-    if bound_s := figures[ours].bound_s if ours in figures else None:
+    if bound := least_bound(outcomes):
+        bounded, bound_s = bound
         reach = max(reach, others[best] / bound_s)
         ax.axvline(others[best] / bound_s, color=VERMILION, linewidth=1.5, zorder=0)
-        lines.append(line_entry(VERMILION, f"no plan is faster: bound of {ours}"))
+        lines.append(line_entry(VERMILION, f"no plan is faster: bound of {bounded}"))
     ax.set_xlim(0, 1.2 * reach)
     ax.set_xlabel(f"speed; 1 is the best of the other strategies, {best}")
     legend_above(ax, legend, more=lines)

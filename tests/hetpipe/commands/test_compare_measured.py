@@ -9,13 +9,16 @@ import pytest
 from cost_model.profile import profile_text
 from cost_model.units import format_seconds
 from hetpipe.reporting import tables
+from hetpipe.reporting.comparison_tables import least_bound
 from hetpipe.reporting.measured_tables import loss_sentences, measured_rounds_tables
 from hetpipe.runs.measured_rounds import LOSSES_AGREE, MeasuredRounds, losses_apart
 from hetpipe.runs.run_report import DeviceReport, RunReport
 from partition.baselines.catalogue import PUBLISHED, WELL_KNOWN
+from partition.plan import Figures
 from partition.solver import Outcome
 from runs import made_up_profile
 from shell import Shell
+from small_case import small_plan
 
 THREE = """
 reserve = "0 B"
@@ -53,6 +56,19 @@ def test_the_first_step_of_each_run_is_left_out_and_the_fullest_device_is_named(
     outcomes = [Outcome("hap", None, "too large"), Outcome("ddp", None)]
     text = tables.as_text(measured_rounds_tables([rounds], outcomes, "float32")[0])
     assert "does not fit" in text and f"{format_seconds(2.0)} - {format_seconds(2.2)}" in text
+
+
+def test_all_plans_are_held_against_one_bound_the_least_of_their_kinds():
+    def outcome(strategy: str, bound_s: float) -> Outcome:
+        return Outcome(strategy, replace(small_plan(), predicted=Figures(2.0, 8.0, 0.1, {}, bound_s)))
+
+    outcomes = [outcome("poplar", 1.9), outcome("auto", 1.6)]
+    rounds = [MeasuredRounds(each.strategy, (report(each.strategy, (2.0, 2.0)),), ()) for each in outcomes]
+    table, sentence, *_ = measured_rounds_tables(rounds, outcomes, "float32")
+    assert tables.as_text(table).count(" 25.0% ") == 2
+    assert str(sentence).startswith("over bound: over 1.6 s, the bound of auto; ")
+    assert least_bound([outcome("poplar-1", 1.5), *outcomes]) == ("poplar-1", 1.5)
+    assert least_bound([outcomes[0], Outcome("auto", small_plan())]) is None
 
 
 def test_losses_that_lie_apart_are_warned_of_in_float32_alone():
