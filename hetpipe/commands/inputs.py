@@ -254,7 +254,8 @@ def with_states(profile: ModelProfile, run: Mapping[str, Any]) -> ModelProfile:
     if "optimizer" not in run:
         return profile
     states = float(num_states(run["optimizer"], run.get("momentum", 0.0)))
-    return dataclasses.replace(profile, optimizer_bytes_per_parameter_byte=states)
+    # those that have a name step each number by itself, whatever optimizer the profile was used for before
+    return dataclasses.replace(profile, optimizer_bytes_per_parameter_byte=states, whole_states=False)
 
 
 def none_here(cluster: Cluster) -> bool:

@@ -198,12 +198,15 @@ class Trainer:
                 f"the profile is of {self.profile.model!r}, the run is called {self._planning.name!r}; give "
                 f"name={self.profile.model!r}"
             )
-        if self._whole_states:
-            self.profile = replace(self.profile, whole_states=True)
+        profile = self._profile_of_optimizer()
         if self.plan is None:
-            self.plan = self._planning.plan(self.profile)
-        settings.check_stated(self.plan, self.profile)
-        return verified_prediction(settings, self._cluster, self.profile, self.plan)
+            self.plan = self._planning.plan(profile)
+        settings.check_stated(self.plan, profile)
+        return verified_prediction(settings, self._cluster, profile, self.plan)
+
+    def _profile_of_optimizer(self) -> ModelProfile:
+        assert self.profile is not None
+        return replace(self.profile, whole_states=self._whole_states)
 
     def _once_through(self) -> int:
         count = self._task.num_samples
@@ -212,13 +215,12 @@ class Trainer:
         return max(1, -(-count // self._planning.batch_size))
 
     def _train(self, settings: Settings, prediction: Prediction) -> RunReport:
-        assert self.profile is not None
-        made = self.folder is None
+        profile, made = self._profile_of_optimizer(), self.folder is None
         folder = self.folder = self.folder or RunFolder.create(RUNS, prediction.plan.model)
         if self._progress:
             show([plan_sentence(prediction)])
         try:
-            facts = run_facts(settings, prediction.plan, self.profile)
+            facts = run_facts(settings, prediction.plan, profile)
             with (
                 step_bar(settings.steps, steps_done(settings), quiet=not self._progress) as shown,
                 Sinks(self._log, folder, facts, warn_caller) as sinks,
@@ -231,13 +233,13 @@ class Trainer:
                 return train_predicted(
                     settings,
                     self._cluster,
-                    self.profile,
+                    profile,
                     prediction,
                     folder,
                     on_event=sinks.of_events(on_event),
                     make_task=self._task,
                     max_restarts=MOST_RESTARTS if self._plans else 0,
-                    replan=self._planning.replan(self.profile, settings) if self._plans else None,
+                    replan=self._planning.replan(profile, settings) if self._plans else None,
                 )
         finally:
             if made and not any(folder.path.iterdir()):  # refused before anything was written

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 import user_tasks
 from cost_model.errors import InputError
+from cost_model.sharding import OwnerRange
+from hetpipe.commands.inputs import with_states
 from hetpipe.data.user_data import batch_of
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Schedule
+from hetpipe.runs.optimizers import OptimizerKind
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, read_settings
 from hetpipe.training import checkpoint, checkpoint_weights
@@ -386,3 +389,16 @@ def test_a_profile_that_knows_nothing_of_shared_weights_is_refused(tmp_path):
     made.profile = replace(made.profile, layers=layers)
     with pytest.raises(InputError, match=r"'2.(weight|bias)' is in layers of 'here.[01]' and of"):
         made.fit(1)
+
+
+def test_a_profile_does_not_keep_what_the_optimizer_of_a_trainer_needed(tmp_path):
+    ranges = OwnerRange(0, "here/0", 0.0, 0.5), OwnerRange(0, "here/1", 0.5, 1.0)
+    owners, plan = ("here/0",) * 5, replica_plan("mine", 5, (4, 8), (4, 8), zero=1)
+    cut = replace(plan, state_owners=owners, owner_ranges=ranges)
+    made = trainer(tmp_path, cut, optimizer=partial(torch.optim.Adafactor, lr=0.1))
+    with pytest.raises(InputError, match="may need all of a parameter"):
+        made.prepare()
+    assert made.profile is not None and not made.profile.whole_states
+    kept = replace(made.profile, whole_states=True)  # as it stands in the folder of such a run
+    assert trainer(tmp_path, cut, optimizer=SGD, profile=kept).prepare().plan.owner_ranges == ranges
+    assert not with_states(kept, {"optimizer": OptimizerKind.ADAMW}).whole_states
