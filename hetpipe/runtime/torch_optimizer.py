@@ -16,6 +16,7 @@ from hetpipe.runtime.host_states import NOTHING, HostStates, Offloaded
 from hetpipe.runtime.host_steps import HostSteps
 from hetpipe.runtime.named_optimizers import factory_of
 from hetpipe.runtime.optimizer import Optimizer
+from partition.plan import OPTIMIZER_STATES
 
 _NUMBERS = {"bool": bool, "int": int, "float": float}
 
@@ -161,7 +162,8 @@ def refuse_offload(offloaded: Offloaded | Sequence[str]) -> None:
     if offloaded:
         raise InputError(
             "the plan keeps optimizer states in the host's memory, which only hetpipe's own AdamW can; take "
-            "that, or leave offload out of the plan (host_memory out of the cluster file)"
+            "that, or leave host_memory out of the cluster file (of a plan that you give: "
+            f'"{OPTIMIZER_STATES}" out of its offload)'
         )
 
 
@@ -184,6 +186,25 @@ def steps_by_number(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in BY_NUMBER and not hooks
 
 
+def takes_parts(make: OptimizerFactory) -> bool:
+    """Return whether the factory's optimizer is known to step parts of parameters as it steps whole ones.
+
+    It does not where vectors, or matrices, get other options by their size.
+    """
+    if not steps_by_number(made_of_samples(make)):
+        return False
+    samples = [nn.Parameter(torch.zeros(shape)) for shapes in _UNLIKE for shape in shapes]
+    options = iter(_grouped(make_checked(make, samples), samples))
+    return all(len({repr(next(options)) for _ in shapes}) == 1 for shapes in _UNLIKE)
+
+
+_UNLIKE = (
+    ((1,), (64,), (2**10,), (2**20,)),
+    ((1, 1), (64, 64), (2**10, 2**10), (2**16, 4), (4, 2**16), (2**20, 1)),
+)
+"""Shapes of as many dimensions, for each number of them: small and large, as layers have them."""
+
+
 def _check_parts(
     make: OptimizerFactory,
     made: torch.optim.Optimizer,
@@ -197,7 +218,7 @@ def _check_parts(
     parts = parts_in(parameters)
     if not parts:
         return
-    first, remedy = next(iter(parts.values())), "leave owner_ranges out of the plan, or take hetpipe's AdamW"
+    first, remedy = next(iter(parts.values())), "give a plan without owner_ranges, or take hetpipe's AdamW"
     cut = f"owner_ranges of the plan cuts {first.name!r} between devices"
     if not steps_by_number(made):
         raise InputError(

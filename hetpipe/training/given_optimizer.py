@@ -7,7 +7,7 @@ import torch
 
 from cost_model.errors import InputError
 from hetpipe.data.task import OptimizerFactory
-from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name, steps_by_number
+from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name, takes_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class AdamW:
 
 def whole_states(optimizer: AdamW | OptimizerFactory) -> bool:
     """Return whether an optimizer, which is checked, may need all of a parameter to step it."""
-    return not isinstance(optimizer, AdamW) and not steps_by_number(made_of_samples(optimizer))
+    return not isinstance(optimizer, AdamW) and not takes_parts(optimizer)
 
 
 def checked_optimizer(

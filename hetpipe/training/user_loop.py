@@ -80,8 +80,8 @@ class RankStages:
         if program.plan.owner_ranges:
             raise InputError(
                 f"owner_ranges of the plan cuts layer {program.plan.owner_ranges[0].layer} between devices, "
-                "and an optimizer of your own may need whole parameters; leave owner_ranges out of the plan, "
-                "or train by hetpipe.Trainer"
+                "and an optimizer of your own may need whole parameters; plan with whole_states=True in the "
+                "profile, or train by hetpipe.Trainer"
             )
         profile.check_layers(chain.layer_names)
         check_weights(profile, chain)

@@ -21,6 +21,7 @@ from hetpipe.runtime.named_optimizers import factory_of
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.torch_optimizer import BY_NUMBER, optimizer_of
 from hetpipe.training.given_optimizer import AdamW, whole_states
+from user_tasks import adagrad_by_shape
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -123,7 +124,7 @@ def by_size(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def test_an_optimizer_that_looks_at_whole_parameters_is_refused(make: Factory, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
         optimizer_of(task_of(make), part_of_a_layer(), (), Settings(steps=1))
-    assert "leave owner_ranges out of the plan" in str(caught.value)
+    assert "give a plan without owner_ranges" in str(caught.value)
 
 
 def test_one_that_groups_by_dimensions_and_adamw_are_taken() -> None:
@@ -133,5 +134,6 @@ def test_one_that_groups_by_dimensions_and_adamw_are_taken() -> None:
 
 
 def test_a_trainer_plans_with_whole_layers_for_an_optimizer_that_needs_whole_parameters() -> None:
-    assert whole_states(partial(torch.optim.Adafactor, lr=0.1))
+    assert whole_states(partial(torch.optim.Adafactor, lr=0.1)) and whole_states(by_size)
     assert not whole_states(partial(torch.optim.SGD, lr=0.1)) and not whole_states(AdamW())
+    assert not whole_states(adagrad_by_shape)  # by dimensions alone
