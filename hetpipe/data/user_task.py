@@ -1,5 +1,6 @@
 """A user's model, data and loss as a task that every rank can make: checked here, then sent to them."""
 
+import hashlib
 import pickle
 import sys
 from collections.abc import Callable, Mapping
@@ -62,7 +63,8 @@ class UserTask:
 
     sequence_length: of the model's integer inputs [samples, seq], 1 where it has none. num_samples: of the
     data, None where it is a function. code_sha256: of what its times depend on. num_held_out: how many
-    samples of eval_data are whole batches, and the terms that the loss counts in them.
+    samples of eval_data are whole batches, and the terms that the loss counts in them. held_out_sha256: of
+    these numbers, the first batch and the last: to read all of them would take as long as an evaluation.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class UserTask:
         num_samples: int | None,
         code_sha256: str,
         num_held_out: tuple[int, int],
+        held_out_sha256: str,
     ) -> None:
         self.sequence_length = sequence_length
-        self.num_samples, self.code_sha256, self.num_held_out = num_samples, code_sha256, num_held_out
+        self.num_samples, self.code_sha256 = num_samples, code_sha256
+        self.num_held_out, self.held_out_sha256 = num_held_out, held_out_sha256
         chain = parts["chain"]
         assert isinstance(chain, ChainModel)
         self.num_layers = chain.num_layers
@@ -111,7 +115,8 @@ class UserTask:
         in_dtype = partial(batch_in, weight_dtype(settings.dtype))
         held_out = None
         if options.eval_data is not None:
-            held_out = HeldOut(*self.num_held_out, partial(in_dtype, batch_of(options.eval_data, 0, False)))
+            read = partial(in_dtype, batch_of(options.eval_data, 0, False))
+            held_out = HeldOut(*self.num_held_out, read, self.held_out_sha256)
         return TrainingTask(
             chain=chain,
             loss=SummedLoss(parts["loss"]),
@@ -153,6 +158,7 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
     with refused_on_error("the model fails on the first sample of the data"):
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
     parts = {"chain": chain, "data": data, "loss": loss, "options": replace(chosen, example=None)}
+    num_held_out = (0, 0) if chosen.eval_data is None else _held_out(chosen)
     return UserTask(
         parts,
         _sequence_length(inputs),
@@ -160,7 +166,8 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
         code_sha256=own_code_sha256(
             built, loss, chosen.make_optimizer, _shapes(inputs, labels), pack=cloudpickle.dumps
         ),
-        num_held_out=(0, 0) if chosen.eval_data is None else _held_out(chosen),
+        num_held_out=num_held_out,
+        held_out_sha256=_held_out_sha256(chosen, num_held_out),
     )
 
 
@@ -184,6 +191,19 @@ def _held_out(options: Options) -> tuple[int, int]:
     read = batch_of(data, 0, False)
     with refused_on_error("eval_data cannot be read"):
         return count, sum(options.count_terms(read(first, batch)[1]) for first in range(0, count, batch))
+
+
+def _held_out_sha256(options: Options, numbers: tuple[int, int]) -> str:
+    if options.eval_data is None:
+        return ""
+    found, read = hashlib.sha256(str(numbers).encode()), batch_of(options.eval_data, 0, False)
+    for first in (0, numbers[0] - options.eval_batch):
+        with refused_on_error("eval_data cannot be read"):
+            inputs, labels = read(first, options.eval_batch)
+        for name, value in sorted({**inputs, "": labels}.items()):
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _packed(what: str, part: object) -> bytes:

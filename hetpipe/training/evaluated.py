@@ -16,7 +16,8 @@ class Evaluated:
 
     step, loss, figures: of the last. best_step, best_loss, best_figures: of the best, the first of equal
     ones: the least loss, or the largest figure where `by` names one. worse: since then, one after another.
-    of: the hash of the held-out data, "" where nobody knows; figures of other data are not compared.
+    of: the hash of the held-out data, "" in a checkpoint that does not tell; figures of other data are not
+    compared.
     """
 
     step: int
@@ -48,17 +49,19 @@ class Evaluated:
         return f"{self.best_loss if self.by == LOSS else self.best_figures[self.by]:.4f}"
 
     def compares(self, other: "Evaluated") -> bool:
-        """Return whether the scores of both are of the same figure and, as far as is known, data."""
-        return self.by == other.by and (self.of == other.of or not (self.of and other.of))
+        """Return whether the scores of both are of the same figure and data."""
+        return self.by == other.by and self.of == other.of
 
-    def other_texts(self, now: str) -> list[str]:
-        """Return what to tell of a run that goes on with held-out data of this hash."""
-        if not self.of or self.of == now:
-            return []
-        return [
-            f"--eval-data is other text (sha256 {now[:12]}) than before the checkpoint ({self.of[:12]}); "
+    def of_other_data(self, now: str) -> str:
+        """Return what to tell of a run that goes on with held-out data of this hash; "" of the same."""
+        if self.of == now:
+            return ""
+        if not self.of:
+            return "the checkpoint does not tell of which data its best is; what is best is found anew"
+        return (
+            f"the held-out data are others (sha256 {now[:12]}) than before the checkpoint ({self.of[:12]}); "
             "what is best is found anew"
-        ]
+        )
 
     @classmethod
     def after(
@@ -74,10 +77,8 @@ class Evaluated:
         """Return what one loss more says, with its figures; one that is not finite is no best."""
         told, named = loss if math.isfinite(loss) else None, dict(figures or {})
         now = cls(step, told, figures=named, by=by, of=of)
-        if before is not None and not before.compares(
-            now
-        ):  # what was best is not, by another figure or of other data
-            before = None
+        if before is not None and not before.compares(now):
+            before = None  # what was best is not, by another figure or of other data
         if before is None:
             before = replace(now, worse=0)
         least = None

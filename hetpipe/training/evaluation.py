@@ -21,6 +21,7 @@ from hetpipe.runs.settings import LOSS, Settings
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.forward_runner import ForwardRunner
 from hetpipe.runtime.heartbeats import within_step
+from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import first_samples, microbatches
 from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.training.evaluated import Evaluated
@@ -107,6 +108,12 @@ class Evaluation:
                 plan.global_batch_size,
             )
         return found
+
+    def go_on(self, before: Evaluated | None, emit: Emit | None) -> None:
+        """Go on from what the figures said before a checkpoint; emit: told if they are of other data."""
+        self.evaluated = before
+        if before is not None and emit is not None and (told := before.of_other_data(self.held_out.sha256)):
+            emit({"event": "told", "text": told})
 
     def is_due(self, settings: Settings, step: int) -> bool:
         """Return whether it is to be computed after so many steps."""

@@ -177,17 +177,17 @@ class _Run:
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
             step, seen = load_checkpoint(source, task_settings, task, layers.model, optimizer)
+            manifest = checkpoint.read_manifest(source)
             if rank == first and task.make_optimizer is not None:
-                manifest, made = checkpoint.read_manifest(source), options_of(task.make_optimizer)
+                made = options_of(task.make_optimizer)
                 for told in option_differences(manifest, made, settings.learning_rate):
                     emit({"event": "told", "text": told})
-            manifest = checkpoint.read_manifest(source)
             if executor.loss_scale is not None:
                 executor.loss_scale = manifest.loss_scale or executor.loss_scale
             writer.changes = all_changes(manifest, task_settings, program.plan, task)
         evaluation = Evaluation.of(task, program, rank, place, executor, settings.best)
         if evaluation is not None and source is not None:
-            evaluation.evaluated = checkpoint.read_manifest(source).evaluated
+            evaluation.go_on(manifest.evaluated, emit if rank == first else None)
         return cls(
             folder, handover, task_settings, costs, rank, task, layers.model, optimizer, executor, board,
             device, place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),

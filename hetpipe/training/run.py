@@ -103,9 +103,6 @@ def prepare(
         if not own_data:
             for told in prepare_data(folder, task_settings, vocabulary, plan=prediction.plan):
                 tell(told)
-            if settings.resume_from is not None and manifest.evaluated is not None and settings.eval_data:
-                for told in manifest.evaluated.other_texts(data_sha256(folder.held_out)):
-                    tell(told)
         folder.begin_after(done)  # what is refused leaves what the run before told
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))

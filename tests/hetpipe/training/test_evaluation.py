@@ -3,11 +3,13 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 from hetpipe.data.figures import Figures
+from hetpipe.data.held_out import HeldOut
 from hetpipe.data.kinds import data_sha256
 from hetpipe.data.task import registered_task
 from hetpipe.models.chain import ChainModel
@@ -20,13 +22,14 @@ from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import home_layers
 from hetpipe.training.evaluated import Evaluated
-from hetpipe.training.evaluation import _Counted
+from hetpipe.training.evaluation import Evaluation, _Counted
 from hetpipe.training.resumption import find_checkpoint
 from interleaved_runs import interleaved
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, made_up_profile, replica_plan, run
 
 MODEL = "bert-tiny"
+OTHER_PARTS = ("task", "program", "place", "forwards", "parts")
 SETTINGS = Settings(
     MODEL, 4, learning_rate=1e-3, decay=Decay.COSINE, warmup_steps=1, betas=(0.8, 0.95), clip_norm=0.5
 )
@@ -144,8 +147,22 @@ def test_figures_of_other_held_out_data_are_not_compared():
     assert Evaluated.after(before, 20, 2.0, of="one") == Evaluated(20, 2.0, 10, 1.0, 1, of="one")
     assert Evaluated.after(before, 20, 2.0, of="another") == Evaluated(20, 2.0, 20, 2.0, of="another")
     unknown = Evaluated.after(None, 10, 1.0)  # of an older checkpoint
-    assert Evaluated.after(unknown, 20, 2.0, of="one") == Evaluated(20, 2.0, 10, 1.0, 1, of="one")
-    assert not unknown.other_texts("one") and not before.other_texts("one")
+    assert Evaluated.after(unknown, 20, 2.0, of="one") == Evaluated(20, 2.0, 20, 2.0, of="one")
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        ("one", []),
+        ("another", ["the held-out data are others (sha256 one) than before the checkpoint (another)"]),
+        ("", ["the checkpoint does not tell of which data its best is"]),
+    ],
+)
+def test_what_goes_on_with_other_held_out_data_says_so(of: str, told: list[str]):
+    found: list[dict[str, Any]] = []
+    evaluation = Evaluation(held_out=HeldOut(1, 1, cast(Any, None), "one"), **dict.fromkeys(OTHER_PARTS))
+    evaluation.go_on(Evaluated.after(None, 10, 1.0, of=of), found.append)
+    assert [event["text"].partition(";")[0] for event in found] == told
 
 
 @pytest.mark.slow
@@ -166,7 +183,7 @@ def test_a_resumed_run_on_other_held_out_texts_says_so_and_finds_the_best_anew(t
         eval_data=(str(texts / "held.txt"),),
         resume_from=str(folder.checkpoints / "step-000002"),
     )
-    with pytest.warns(UserWarning, match="--eval-data is other text .* what is best is found anew"):
+    with pytest.warns(UserWarning, match="the held-out data are others .* what is best is found anew"):
         run(tmp_path, plan, harder, profile)
     report = read_report(folder.report)
     assert report.best_eval_step == 4 and report.best_eval_loss == report.eval_loss

@@ -17,6 +17,7 @@ from cost_model.errors import InputError
 from cost_model.sharding import OwnerRange
 from hetpipe.commands.inputs import with_states
 from hetpipe.data.user_data import batch_of
+from hetpipe.data.user_task import own_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.optimizers import OptimizerKind
@@ -379,6 +380,19 @@ def test_floats_of_plain_python_become_float32():
     inputs, labels = batch_of([([1.0, 2.0], 0.5)], 0, shuffle=False)(0, 1)
     assert inputs["input"].dtype == labels.dtype == torch.float32
     assert math.isclose(float(labels), 0.5)
+
+
+def test_held_out_data_of_ones_own_are_known_by_their_first_and_last_batch():
+    def sha256(data: object) -> str:
+        return own_task(
+            module(), user_tasks.samples(), user_tasks.squared_error, eval_data=data, eval_batch=2
+        ).held_out_sha256
+
+    held_out = user_tasks.samples(6)
+    x, y = held_out[5]
+    assert sha256(list(held_out)) == sha256(held_out)
+    assert sha256([*held_out[:5], (x, -y)]) != sha256(held_out) != sha256(held_out[:4])
+    assert sha256(None) == ""
 
 
 @pytest.mark.slow
