@@ -264,8 +264,11 @@ class CheckpointWriter:
         return layers
 
     def _has_room(self, layers: Mapping[int, _Layer]) -> bool:
-        """Return, on all ranks, whether the host has room for the copies of all that are not made yet."""
-        needed = sum(
+        """Return, on all ranks, whether the host has room for the copies of all that are not made yet.
+
+        Ranges of layers that are not joined yet are to have theirs beside them.
+        """
+        needed = self._parts.missing_bytes + sum(
             value.nbytes
             for layer in layers.values()
             for name, value in layer.changing.items()

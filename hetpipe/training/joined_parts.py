@@ -1,5 +1,6 @@
 """Parameters of which several ranks own a range, whole again on the rank that writes their layer."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,22 @@ class JoinedParts:
     def names(self) -> frozenset[str]:
         """The parameters that are cut, of all ranks."""
         return frozenset(self._writers)
+
+    @property
+    def missing_bytes(self) -> float:
+        """Return bytes of the host that this rank has yet to take for what it writes; 0 after `join`.
+
+        As many for each number, of weights and states, as its own ranges take.
+        """
+        parts = parts_in(self.optimizer.parameters).items()
+        numbers = sum(part.stop - part.start for _, part in parts)
+        held = sum(tensor.nbytes for key, _ in parts for tensor in self._tensors(key).values())
+        missing = sum(
+            math.prod(self._shapes[name])
+            for name, writer in self._writers.items()
+            if writer == self.rank and name not in self._joined
+        )
+        return missing * held / numbers if numbers else 0.0
 
     def join(self) -> Mapping[str, Mapping[str, Tensor]]:
         """Bring the ranges to the ranks that write them, on all ranks together.

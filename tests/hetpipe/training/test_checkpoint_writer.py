@@ -17,13 +17,15 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runtime.bucket_parameters import Part
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.training import checkpoint, checkpoint_writer
 from hetpipe.training.checkpoint_copies import Copies, Hosts
 from hetpipe.training.checkpoint_damage import damage_of
 from hetpipe.training.checkpoint_room import free_host_bytes
 from hetpipe.training.checkpoint_weights import read_weights
-from hetpipe.training.checkpoint_writer import CheckpointWriter
+from hetpipe.training.checkpoint_writer import MOST_OF_HOST, CheckpointWriter
+from hetpipe.training.joined_parts import JoinedParts
 from hetpipe.training.run import verified_prediction
 from runs import chain_plan, cluster_file, made_up_profile
 
@@ -118,6 +120,24 @@ def test_the_memory_is_made_before_it_is_needed(writer, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_ranges_that_are_not_joined_yet_have_room_beside_the_copies(writer, monkeypatch):
+    part = Part("far.weight", 0, 8)
+    optimizer = Optimizer({part.key: torch.nn.Parameter(torch.zeros(8, 1))}, (), 0.0)
+    joined = JoinedParts(writer.program, 0, writer.task.chain, optimizer, 1.0)
+    joined._writers, joined._shapes = {"far.weight": 0, "other.weight": 1}, {"far.weight": (10_000, 100)}
+    assert joined.missing_bytes == pytest.approx(
+        12e6, rel=1e-3
+    )  # two states; rank 1 has its own
+    copies = writer._layers()
+    needed = sum(value.nbytes for layer in copies.values() for value in layer.changing.values())
+    monkeypatch.setattr(checkpoint_writer, "free_host_bytes", lambda: (needed + 11e6) / MOST_OF_HOST)
+    assert writer._has_room(copies)
+    writer._parts = joined
+    assert not writer._has_room(copies)
+    joined._joined["far.weight"] = {}
+    assert writer._has_room(copies)
+
+
 def test_the_thread_that_writes_leaves_cores_to_others(writer):
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     of_thread = writer._thread.submit(
