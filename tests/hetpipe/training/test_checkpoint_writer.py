@@ -125,9 +125,7 @@ def test_ranges_that_are_not_joined_yet_have_room_beside_the_copies(writer, monk
     optimizer = Optimizer({part.key: torch.nn.Parameter(torch.zeros(8, 1))}, (), 0.0)
     joined = JoinedParts(writer.program, 0, writer.task.chain, optimizer, 1.0)
     joined._writers, joined._shapes = {"far.weight": 0, "other.weight": 1}, {"far.weight": (10_000, 100)}
-    assert joined.missing_bytes == pytest.approx(
-        12e6, rel=1e-3
-    )  # two states; rank 1 has its own
+    assert joined.missing_bytes == pytest.approx(12e6, rel=1e-3)  # two states; rank 1 has its own
     copies = writer._layers()
     needed = sum(value.nbytes for layer in copies.values() for value in layer.changing.values())
     monkeypatch.setattr(checkpoint_writer, "free_host_bytes", lambda: (needed + 11e6) / MOST_OF_HOST)
