@@ -14,9 +14,10 @@ SEEDS = {
     1: [*range(8)],
     2: [*range(20), 30, 33, 42],
     3: [*range(20), 22, 24, 34, 58],
-    4: [*range(40)],
+    4: [0, 2, 3, 4, 6, 8, 10, 11, 12, 20, 24, 27, 29, 38],
 }
-"""By number of ranks, so that everything that a plan may have is in some. A single one: check(4, [17])."""
+"""By number of ranks, so that everything that a plan may have is in some, and on 4 ranks any two things that
+a plan of the first 40 seeds has together. A single one: check(4, [17])."""
 SHARDED_ALONE = ("weights fetched apart", "sharded by layer")
 """What only plans have that are made with zero 2 or 3."""
 MORE = {1: 16, 2: 50, 3: 80, 4: 120}
