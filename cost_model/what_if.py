@@ -82,7 +82,10 @@ def without(cluster: Cluster, names: Iterable[str]) -> Cluster:
     gone: set[str] = set()
     for name in names:
         if name in nodes:
-            gone |= {device.name for device in cluster.devices if device.node == name}
+            of_node = {device.name for device in cluster.devices if device.node == name}
+            if not of_node:
+                raise InputError(f"node {name!r} has no devices left")
+            gone |= of_node
         elif name in devices:
             gone.add(name)
         else:

@@ -29,6 +29,7 @@ from hetpipe.commands.other_devices import (
     check_what_if,
     compare_changes,
     compare_sets,
+    further_kinds,
 )
 from hetpipe.commands.output import estimates_of, note, print_json, status
 from hetpipe.reporting.comparison_tables import (
@@ -72,8 +73,9 @@ def compare_command(
     """All strategies side by side."""
     names = _named(strategies or [])
     request = plan_request(cluster_file, options, AUTO)
-    check_what_if(request.usable, other_devices, measure=measure)
-    profile = request.profile(model, sequence_length, trains=measure, quiet=json)
+    check_what_if(request, other_devices, measure=measure, strategies=strategies)
+    further = further_kinds(request.usable, other_devices)
+    profile = request.profile(model, sequence_length, trains=measure, further=further, quiet=json)
     profile = with_estimates(
         profile, other_devices.estimate or (), dtype=options.dtype, allow_slow=options.allow_slow_bf16
     )

@@ -1,6 +1,6 @@
 """What is measured where no option says it: little on CPUs and emulated devices, on GPUs what suits them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cost_model.cluster import Cluster
@@ -36,6 +36,7 @@ def measured(
     sizes: Sequence[int] | None = FEW_SIZES,
     *,
     sizes_given: bool = False,
+    further: Collection[str] = (),
 ) -> Measured:
     """Return how to measure, with defaults for what is not given.
 
@@ -43,7 +44,7 @@ def measured(
     fastest precision that the catalogue knows of it, float32 of others; microbatches up to the largest that
     fits.
 
-    model: its name or folder, without adapters.
+    model: its name or folder, without adapters. further: kinds of GPU that the cluster has not.
     """
     if not all(device.is_gpu for device in cluster.devices):
         return Measured(LENGTH if sequence_length is None else sequence_length, dtype, sizes)
@@ -56,7 +57,7 @@ def measured(
         sequence_length = min(GPU_LENGTH, most)
         said.append(f"--sequence-length {sequence_length}")
     if dtype is None:
-        kinds = dict.fromkeys(device.kind for device in cluster.devices)
+        kinds = dict.fromkeys([*(device.kind for device in cluster.devices), *further])
         dtype = ",".join(("auto", *(f"{kind}={FLOAT32}" for kind in kinds if not _is_known(kind))))
         found = ", ".join(f"{kind} {each}" for kind, each in dtypes_of(dtype, kinds).items())
         said.append(f"--dtype {dtype} ({found})")

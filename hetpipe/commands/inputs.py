@@ -21,6 +21,7 @@ from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.reporting.progress import progress_bar
+from hetpipe.reporting.tables import is_estimated
 from hetpipe.runs.lora import parse_lora, read_adapter_settings
 from hetpipe.runs.optimizers import OptimizerKind, check_options, num_states
 from hetpipe.runs.quantization import check_load_in
@@ -51,12 +52,14 @@ class PlanRequest:
         used: Iterable[Device] | None = None,
         trains: bool = False,
         part: Cluster | None = None,
+        further: Collection[str] = (),
         quiet: bool,
     ) -> ModelProfile:
         """Return the profile of a file, or measure the model on the usable devices.
 
         used: devices that have to be made for its dtype, None for all usable ones. trains: they have to be
-        here; else, if none is, all are estimated. part: the devices of this host, None for all.
+        here; else, if none is, all are estimated, further kinds too. part: the devices of this host, None for
+        all.
 
         Raises: InputError as `get_profile`.
         """
@@ -66,15 +69,12 @@ class PlanRequest:
                 model, self.usable, sequence_length, self.options,
                 fast=fast, part=part, run=self.run, quiet=quiet,
             )  # fmt: skip
-        check_fast(dtypes_of(self.options.dtype, {device.kind for device in self.usable.devices}), fast)
+        kinds = {device.kind for device in self.usable.devices}
+        check_fast(dtypes_of(self.options.dtype, {*kinds, *further}), fast)
         return estimate_all(
-            model,
-            self.usable,
-            sequence_length,
-            self.options,
-            self.run,
-            allow_slow=self.options.allow_slow_bf16,
-        )
+            model, self.usable, sequence_length, self.options, self.run,
+            allow_slow=self.options.allow_slow_bf16, further=further,
+        )  # fmt: skip
 
     def problem(
         self, profile: ModelProfile, global_batch_size: int, *, gradient_dtype: str = FLOAT32
@@ -280,31 +280,34 @@ def estimate_all(
     decided: Mapping[str, Any],
     *,
     allow_slow: bool,
+    further: Collection[str] = (),
 ) -> ModelProfile:
     """Return a profile of a cluster's kinds by estimates alone, from the configuration of a model.
 
-    decided: settings of the run that it is for. allow_slow: as for `estimated_profile`.
+    decided: settings of the run that it is for. allow_slow: as for `estimated_profile`. further: kinds that
+    the cluster has not.
 
     Raises: InputError if there is no such model, or a kind is not in the catalogue.
     """
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
     entry = named_model(model, options)
-    for device in cluster.devices:
-        accelerator(device.kind)
+    kinds = dict.fromkeys([*(device.kind for device in cluster.devices), *further])
+    for kind in kinds:
+        accelerator(kind)
     from hetpipe.profiling.layer_estimates import estimated_profile
     from hetpipe.profiling.merging import merge
 
-    how = measured(cluster, model, sequence_length, options.dtype, sizes_given=True)
-    dtypes = dtypes_of(how.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
+    how = measured(cluster, model, sequence_length, options.dtype, sizes_given=True, further=further)
+    dtypes = dtypes_of(how.dtype, tuple(kinds))
     common_dtype(dtypes)
     run, profiles = Settings(steps=1, **entry.in_settings, **decided), []
     for dtype in dict.fromkeys(dtypes.values()):
-        kinds = [kind for kind, own in dtypes.items() if own == dtype]
+        alike = [kind for kind, own in dtypes.items() if own == dtype]
         settings = TaskSettings(
             entry.name, how.sequence_length, dtype, run, options.loss_chunks, options.compiled
         )
-        profiles.append(estimated_profile(settings, kinds, allow_slow=allow_slow))
+        profiles.append(estimated_profile(settings, alike, allow_slow=allow_slow))
     note(how.said)
     return merge(profiles)
 
@@ -314,6 +317,7 @@ def with_estimates(
 ) -> ModelProfile:
     """Return the profile with estimated kinds added, anew where it has estimates of them; warn of poor ones.
 
+    Where all of its kinds are estimated, from nothing measured, those that it has stay as they are.
     dtype: as --dtype, None for that of the kind that another is estimated from. allow_slow: as for
     `estimate_kind`.
 
@@ -321,6 +325,8 @@ def with_estimates(
         is in the catalogue to estimate from.
     """
     kinds = tuple(kinds)
+    if all(is_estimated(profile, kind) for kind in profile.kinds):
+        kinds = tuple(kind for kind in kinds if kind not in profile.kinds)
     wanted = {} if dtype is None else dtypes_of(dtype, {*profile.kinds, *kinds})
     if dtype is not None:
         check_dtypes(_without(profile, kinds), dtype, wanted, "--profile")

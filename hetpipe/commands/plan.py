@@ -24,7 +24,7 @@ from hetpipe.commands.options import (
     VerboseOption,
     with_options,
 )
-from hetpipe.commands.other_devices import chosen_plan, plan_expenses
+from hetpipe.commands.other_devices import check_objective, chosen_plan, plan_expenses
 from hetpipe.commands.output import (
     check_output,
     choice_json,
@@ -71,6 +71,7 @@ def plan_command(
     """Decide who holds which layers, and show it beside the plain alternatives."""
     check_output(output, PLAN_FILE)
     request = plan_request(cluster_file, options, strategy)
+    check_objective(request, objective)
     cluster = request.cluster
     profile = request.profile(model, sequence_length, quiet=json)
     problem = request.problem(profile, global_batch_size)
@@ -107,7 +108,7 @@ def _planned(
     There are no outcomes where the plan is wanted alone or chosen by an objective, and sentences only there.
     """
     if objective.given:
-        plan, sentences = chosen_plan(problem, request.cluster, objective, request.strategy, quiet=alone)
+        plan, sentences = chosen_plan(problem, request.cluster, objective, quiet=alone)
         return plan, NO_OUTCOMES, sentences
     strategy, proof_s = request.strategy, request.proof_s
     return *new_plan(problem, request.cluster, strategy, proof_s=proof_s, alone=alone), ()

@@ -1,13 +1,13 @@
 """What if, money and energy as tables and sentences."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import Cluster, Device
 from cost_model.expenses import Expenses, Objective
 from cost_model.units import format_seconds
 from hetpipe.reporting.tables import in_units, new_table
@@ -127,6 +127,22 @@ def what_if_sentences(rows: Sequence[WhatIfRow]) -> list[str]:
     return sentences + [f"{row.change}: {in_units(row.reason)}" for row in rows if row.reason is not None]
 
 
+def unknown_sentences(devices: Iterable[Device], shown: "Iterable[WhatIfRow | CostedPlan]") -> list[str]:
+    """Say why there are no costs, or no energy, where only some of the devices have a price, or watts."""
+    devices, used = list(devices), [each.expenses for each in shown if each.expenses is not None]
+    sentences = []
+    for what, key, known in (
+        ("cost", "price_per_hour", any(each.per_hour is not None for each in used)),
+        ("energy", "watts", any(each.watts is not None for each in used)),
+    ):
+        lacking = list(dict.fromkeys(device.name for device in devices if getattr(device, key) is None))
+        given = any(getattr(device, key) is not None for device in devices)
+        if given and lacking and not known:
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            sentences.append(f"no {what} is shown: `{key}` of {lacking[0]}{more} is not known")
+    return sentences
+
+
 def front_table(front: "Front", cluster: Cluster) -> Table:
     """Show the plans of a front, the fastest first."""
     table = new_table("", "devices")
@@ -174,7 +190,7 @@ def choice_sentences(choice: "Choice") -> list[str]:
     if choice.least:
         gap = best.of(choice.objective) / choice.least - 1
         sentences.append(
-            f"no plan within the limits has less {choice.objective} than {1 / (1 + gap):.1%} of this; "
+            f"no plan within the limits takes less than {1 / (1 + gap):.1%} of this {choice.objective}; "
             f"gap {gap:.1%}"
         )
     return [sentence for sentence in sentences if sentence]

@@ -46,8 +46,7 @@ def device_sets(problem: Problem, most: int = MOST_SETS) -> DeviceSets:
 
     Raises: InputError if devices are pinned.
     """
-    if problem.forced.pins:
-        raise InputError("pinned devices leave no choice of devices; leave out --pin")
+    check_choice(bool(problem.forced.pins))
     classes = _classes(problem)
     levels = [tuple(range(count + 1)) for count in classes.counts]
     while prod(map(len, levels)) > most and max(map(len, levels)) > 2:
@@ -56,6 +55,15 @@ def device_sets(problem: Problem, most: int = MOST_SETS) -> DeviceSets:
     complete = all(len(level) == count + 1 for level, count in zip(levels, classes.counts, strict=True))
     found = tuple(_sets(problem, classes, levels))
     return DeviceSets(tuple(sorted(found, key=lambda entry: -len(entry.names))), complete)
+
+
+def check_choice(pinned: bool) -> None:
+    """Refuse to choose devices where some are pinned.
+
+    Raises: InputError.
+    """
+    if pinned:
+        raise InputError("pinned devices leave no choice of devices; leave out --pin")
 
 
 def _classes(problem: Problem) -> DeviceClasses:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.expenses import Expenses, Objective, expenses
 from cost_model.units import format_seconds
@@ -73,7 +74,7 @@ class Limits:
         if not self.deadline_s > 0:
             raise InputError(f"a deadline of {self.deadline_s:g} s leaves no time; give more")
         if not self.budget_per_hour >= 0:
-            raise InputError(f"a budget of {self.budget_per_hour:g} an hour is negative; give zero or more")
+            raise InputError(f"a budget of {self.budget_per_hour:g} an hour is none; give zero or more")
 
     def within_budget(self, used: Expenses) -> bool:
         """Return whether devices cost no more than the budget; True for any without a budget."""
@@ -105,7 +106,7 @@ def pareto(problem: Problem, evaluate: Evaluate, *, most_plans: int = MOST_PLANS
 
     Raises: InputError if neither prices nor watts are known; InfeasibleError if no plan fits.
     """
-    objectives = _known_objectives(problem)
+    objectives = known_objectives(problem.cluster)
     found = device_sets(problem)
     planner = _Planner(problem, evaluate, found.sets)
     planner.plan_whole()
@@ -134,7 +135,7 @@ def best_within(
 
     Raises: InputError if a price or power that it takes is not known; InfeasibleError if no plan is found.
     """
-    _check_known(problem, objective, limits)
+    check_known(problem.cluster, objective, limits)
     found = device_sets(problem)
     allowed = _within_limits(found.sets, limits)
     planner = _Planner(problem, evaluate, allowed)
@@ -221,24 +222,28 @@ class _Planner:
         )
 
 
-def _known_objectives(problem: Problem) -> tuple[Objective, ...]:
+def known_objectives(cluster: Cluster) -> tuple[Objective, ...]:
     """Return the objectives that are known of all devices.
 
     Raises: InputError if it is the step alone.
     """
-    everything = expenses(problem.cluster, [device.name for device in problem.cluster.devices])
+    everything = expenses(cluster, [device.name for device in cluster.devices])
     known = tuple(objective for objective in Objective if objective.of(1.0, everything) < inf)
     if len(known) == 1:
         raise InputError(
-            f"neither prices nor watts are known of all devices of {problem.cluster.name!r}; give every "
+            f"neither prices nor watts are known of all devices of {cluster.name!r}; give every "
             "device `price_per_hour` or `watts` in the cluster file"
         )
     return known
 
 
-def _check_known(problem: Problem, objective: Objective, limits: Limits) -> None:
+def check_known(cluster: Cluster, objective: Objective, limits: Limits) -> None:
+    """Refuse devices of which nobody knows what an objective or a limit counts.
+
+    Raises: InputError naming the first one.
+    """
     money = objective is Objective.MONEY or limits.budget_per_hour < inf
-    for device in problem.cluster.devices:
+    for device in cluster.devices:
         for key, value, needed in (
             ("price_per_hour", device.price_per_hour, money),
             ("watts", device.watts, objective is Objective.ENERGY),

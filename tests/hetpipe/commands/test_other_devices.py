@@ -6,9 +6,17 @@ from dataclasses import replace
 import pytest
 
 from cost_model.dtypes import BFLOAT16_AUTOCAST
+from cost_model.errors import InputError
+from cost_model.expenses import expenses
 from cost_model.profile import profile_text
-from cost_model.what_if import without
-from hetpipe.reporting.expense_tables import WhatIfRow, what_if_sentences, what_if_table
+from cost_model.what_if import changed, without
+from hetpipe.commands.other_devices import changed_clusters
+from hetpipe.reporting.expense_tables import (
+    WhatIfRow,
+    unknown_sentences,
+    what_if_sentences,
+    what_if_table,
+)
 from hetpipe.reporting.tables import as_text
 from hetpipe.reporting.what_if_plans import with_best
 from hetpipe.simulation.prediction import evaluator
@@ -110,9 +118,67 @@ def test_a_change_after_which_nothing_fits_is_a_row_with_the_reason(priced: Shel
     assert row["plan"] is None and "bytes" in row["reason"]
 
 
+@pytest.mark.slow
+def test_a_change_that_the_wishes_do_not_go_with_is_a_row_with_the_reason(priced: Shell):
+    changes = '--what-if "remove b" --what-if "remove a/0" --what-if "speed a 2"'
+    result = priced(f"compare {FILES} --no-proof --pipelines 2 {changes} --json")
+    assert result.code == 0, result.err
+    rows = {row["change"]: row for row in result.json["what_if"]}
+    assert rows["today"]["plan"] and rows["speed a 2"]["gain"] > 0
+    assert "2 pipelines need 2 devices" in rows["remove b"]["reason"]
+    assert "2 pipelines need 2 devices" in rows["remove a/0"]["reason"]
+    assert "leaves none of the 1 devices" in rows["all together"]["reason"]  # b and a/0 are all there are
+    refused = priced(f"compare {FILES} --pipelines 3 {changes}")
+    assert refused.code == 2 and "3 pipelines need 3 devices" in refused.err
+    text = priced(f"compare {FILES} --no-proof --pipelines 2 {changes} --plot rows.pdf").out
+    assert "remove b: 2 pipelines need 2 devices" in text and "rows.pdf" in text
+
+
+def test_all_together_is_no_row_where_one_change_alone_comes_to_the_same():
+    cluster = small_cluster()
+    assert list(changed_clusters(cluster, ["speed a 2", "speed a 4"], ())) == [
+        "today",
+        "speed a 2",
+        "speed a 4",
+    ]
+    assert list(changed_clusters(cluster, ["speed a 2", "remove b"], ()))[-1] == "all together"
+    failed = changed_clusters(cluster, ["remove b", "speed b 2"], ())["all together"]
+    assert isinstance(failed, InputError) and "the cluster has no device or node 'b'" in str(failed)
+
+
+@pytest.mark.slow
+def test_where_nothing_is_measured_kinds_that_changes_add_are_estimated_too(hetpipe: Shell):
+    hetpipe.write(
+        "cluster.toml", CLUSTER_TOML.replace("fast", "T4").replace("slow", "T4").replace("10 kB", "9 GB")
+    )
+    options = "--cluster cluster.toml --exclude b --sequence-length 16 --global-batch-size 2 --no-proof"
+    result = hetpipe(f'compare --model gpt2-tiny {options} --what-if "add A6000 to a" --json')
+    assert result.code == 0, result.err
+    (_, added) = result.json["what_if"]
+    assert added["gain"] > 0 and "a/1" in added["plan"]["predicted"]["devices"]
+    assert "A6000 bfloat16-autocast" in result.err and "not measured: T4, A6000" in result.err
+
+
+def test_why_there_are_no_costs_is_said_where_some_devices_have_a_price():
+    profile, cluster = small_profile(), small_cluster()
+    plan = replace(small_plan(), predicted=evaluator(profile, cluster)(small_plan()))
+    rows = [WhatIfRow("today", plan, expenses(cluster, plan.device_names))]
+    assert unknown_sentences(cluster.devices, rows) == []
+    priced = changed(cluster, "price a 2")
+    assert unknown_sentences(priced.devices, rows) == [
+        "no cost is shown: `price_per_hour` of b/0 is not known"
+    ]
+    known = changed(priced, "price b 1")
+    rows = [WhatIfRow("today", plan, expenses(known, plan.device_names))]
+    assert unknown_sentences([*known.devices, *cluster.devices], rows) == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ('--what-if "remove b" --strategy ddp', "planned for by auto alone; leave out --strategy"),
+        ("--pareto --strategy ddp", "planned for by auto alone; leave out --strategy"),
+        ('--what-if "remove b, remove b"', "node 'b' has no devices left"),
         ('--what-if "ad 1 fast to a"', "unknown change 'ad'; did you mean \"add\"?"),
         ('--what-if "add 1 T4 to a"', "the profile has no kind 'T4' (fast, slow); add --estimate T4"),
         ('--what-if "network 1 Tbit/s"', "the profile holds a measured link fast>slow"),
@@ -195,7 +261,7 @@ def test_a_plan_of_an_objective_says_what_it_takes_and_is_one_of_the_whole_clust
     assert result.code == 0, result.err
     assert "the devices used take 1 an hour, " in result.out and "100 W" in result.out
     assert "none of the others can be better" in result.out
-    assert re.search(r"no plan within the limits has less money than \d+\.\d% of this; gap ", result.out)
+    assert re.search(r"no plan within the limits takes less than \d+\.\d% of this money; gap ", result.out)
     files = "--profile profile.json --cluster cluster.toml"
     assert priced(f"simulate cheap.json {files} --json").err.count("warning") == 0
 
@@ -206,7 +272,8 @@ def test_a_plan_of_an_objective_says_what_it_takes_and_is_one_of_the_whole_clust
         ("--deadline 2", 2, "'2' has no unit"),
         ('--deadline "1 ms"', 3, "no plan has a step of 1 ms or less"),
         ("--budget-per-hour 0.5", 3, "the cheapest cost 1; raise the budget"),
-        ("--budget-per-hour -1", 2, "is negative"),
+        ("--budget-per-hour -1", 2, "a budget of -1 an hour is none"),
+        ("--budget-per-hour nan", 2, "a budget of nan an hour is none"),
         ("--objective money --strategy single", 2, "are for --strategy auto"),
         ("--objective speed", 2, "speed"),
     ],
@@ -217,7 +284,11 @@ def test_limits_that_cannot_be_kept_are_refused(priced: Shell, options: str, cod
     assert message in result.err and result.err.count("\n") == 1
 
 
-def test_prices_that_are_not_known_are_asked_for(hetpipe: Shell):
-    result = hetpipe(f"plan {FILES} --objective money")
+def test_prices_that_are_not_known_are_asked_for_before_anything_is_measured(hetpipe: Shell):
+    # there is no such profile: it would be read next
+    files = "--profile none.json --cluster cluster.toml"
+    result = hetpipe(f"plan {files} --objective money")
     assert result.code == 2 and "device 'a/0' has no `price_per_hour`" in result.err
-    assert "neither prices nor watts are known" in hetpipe(f"compare {FILES} --pareto").err
+    assert "neither prices nor watts are known" in hetpipe(f"compare {files} --pareto").err
+    assert "leave out --pin" in hetpipe(f"plan {files} --deadline 5s --pin a/0=0-1").err
+    assert "none.json" in hetpipe(f"plan {files} --deadline 5s").err

@@ -199,7 +199,7 @@ def test_limits_that_cannot_be_kept_are_refused():
         )
     with pytest.raises(InputError, match="leaves no time"):
         choose(problem, deadline_s=0.0)
-    with pytest.raises(InputError, match="is negative"):
+    with pytest.raises(InputError, match="is none"):
         choose(problem, budget_per_hour=-1.0)
 
 
