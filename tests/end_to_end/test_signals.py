@@ -102,10 +102,10 @@ def check_the_end_is_kept(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    # a shell says 130 where a script ends by SIGINT
+    # a shell says 130 where a script ends by SIGINT; SIGUSR1 is below, and in test_reused_folders.py
     [
         (signal.SIGTERM, 143),
-        (signal.SIGUSR1, 138),
+        pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.exhaustive),
         pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.exhaustive),
     ],
 )
