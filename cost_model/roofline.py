@@ -225,6 +225,11 @@ def nearest_kind(profile: ModelProfile, target: Accelerator, dtype: str | None =
                 peak = accelerator(kind).peak(multiplied_in(own))[0]
                 distance = abs(math.log(peak / target.peak(multiplied_in(dtype or own))[0]))
                 distances[kind] = (is_lowered(own) != is_lowered(dtype or own), far_off(kind), distance)
+    if not any(profiled.source == "measured" for profiled in profile.kinds.values()):
+        raise InputError(
+            f"there is no measured kind to estimate {target.name} from: its kinds are estimated themselves "
+            f"({', '.join(profile.kinds)}); name all in one `hetpipe profile --estimate ...` of the model"
+        )
     if not distances:
         raise InputError(
             f"no measured kind ({', '.join(profile.kinds)}) is in the catalogue to estimate {target.name} "

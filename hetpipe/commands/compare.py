@@ -159,8 +159,8 @@ def _compared(
     with status("planning", quiet=quiet) as tell:
         outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=request.proof_s)
     if all(outcome.plan is None for outcome in outcomes):
-        reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
-        raise InfeasibleError(f"no strategy fits: {reasons}")
+        reason = next(outcome.reason for outcome in outcomes if outcome.strategy == AUTO)
+        raise InfeasibleError(f"no strategy fits; {AUTO}: {reason}")
     with status("planning with ample memory", quiet=quiet):
         return outcomes, gain(problem, evaluate, outcomes)
 

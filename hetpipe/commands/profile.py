@@ -18,7 +18,7 @@ from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
 from hetpipe.commands.given_profile import warn_of_doubts
 from hetpipe.commands.gpu_defaults import FEW_SIZES, measured
-from hetpipe.commands.inputs import named_model, remaining, with_estimates
+from hetpipe.commands.inputs import estimate_all, named_model, remaining, with_estimates
 from hetpipe.commands.measured_network import measured_text
 from hetpipe.commands.options import (
     AllowSlowOption,
@@ -31,6 +31,7 @@ from hetpipe.commands.options import (
     LossChunksOption,
     MaybeCluster,
     ModelOption,
+    ProfileOptions,
     RemeasureOption,
     SequenceOption,
     with_options,
@@ -236,9 +237,10 @@ def measure(
     On several hosts each measures its own kinds, and the leader's has all; None on the others. Warns of what
     did not fit.
 
-    estimated: kinds that are left out. cluster_output: where the cluster with measured links is written.
+    estimated: kinds that are left out; where these are all kinds, nothing is measured, and they are estimated
+    by the roofline alone. cluster_output: where the cluster with measured links is written.
 
-    Raises: InputError if one of the two is missing or unknown, or no kind is left.
+    Raises: InputError if one of the two is missing or unknown, or nothing is measured and more is asked for.
     """
     given = options.microbatch_sizes
     sizes = FEW_SIZES if given is None else parse_sizes(given)
@@ -249,7 +251,15 @@ def measure(
     entry = named_model(options.model, options)
     name = entry.name
     note(() if entry.folder is None else entry.folder.notes())
-    cluster = _measurable(read_cluster(options.cluster_file), estimated)
+    whole = read_cluster(options.cluster_file)
+    if all(device.kind in estimated for device in whole.devices):
+        if given is not None or hosts.are_several:
+            raise InputError(
+                f"--estimate names every kind of {whole.name!r}, so that nothing is measured; leave out "
+                "--microbatch-sizes and --rendezvous, or a kind"
+            )
+        return _all_estimated(options, whole, estimated), options.dtype
+    cluster = remaining(whole, [device.name for device in whole.devices if device.kind in estimated])
     how = measured(
         cluster, options.model, options.sequence_length, options.dtype, sizes, sizes_given=given is not None
     )
@@ -294,14 +304,13 @@ def measure(
     return profile, how.dtype
 
 
-def _measurable(cluster: Cluster, estimated: Collection[str]) -> Cluster:
-    """Return the cluster without devices of kinds that will be estimated."""
-    names = [device.name for device in cluster.devices if device.kind in estimated]
-    if len(names) == len(cluster.devices):
-        raise InputError(
-            f"--estimate names every kind of {cluster.name!r}; at least one is measured, and estimated from"
-        )
-    return remaining(cluster, names)
+def _all_estimated(options: MeasureOptions, cluster: Cluster, kinds: Collection[str]) -> ModelProfile:
+    names = [field.name for field in dataclasses.fields(ProfileOptions) if field.name != "profile_file"]
+    as_given = ProfileOptions(**{name: getattr(options, name) for name in names})
+    return estimate_all(
+        options.model, cluster, options.sequence_length, as_given, options.decided,
+        allow_slow=options.allow_slow_bf16, further=kinds,
+    )  # fmt: skip
 
 
 def merge_files(files: Sequence[Path]) -> ModelProfile:

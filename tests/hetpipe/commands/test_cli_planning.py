@@ -119,6 +119,14 @@ def test_what_is_forced_and_does_not_fit_is_exit_code_3(hetpipe: Shell):
     assert "the pin b/0=0-2" in result.err and "bytes are missing" in result.err
 
 
+def test_what_fits_nowhere_is_told_once(hetpipe: Shell):
+    hetpipe.write("cluster.toml", CLUSTER.replace("10 kB", "2 kB"))
+    result = hetpipe("compare --profile profile.json --cluster cluster.toml --no-proof")
+    assert result.code == 3
+    assert "no strategy fits; auto: no pipeline fits, whatever the order: " in result.err
+    assert result.err.count("bytes are missing") == 1
+
+
 def test_explain_says_why(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     result = hetpipe(f"explain plan.json {files}")

@@ -157,11 +157,20 @@ def test_estimated_kinds_are_not_measured(tmp_path, monkeypatch):
     }
 
 
-def test_not_every_kind_can_be_estimated(tmp_path, capsys):
+def test_where_every_kind_is_estimated_nothing_is_measured(tmp_path, capsys):
     cluster = cluster_file(tmp_path, LAB.replace('{ kind = "cpu", memory = "8 GiB" },', ""))
-    line = ["profile", "--model", MODEL, "--cluster", str(cluster)]
-    assert cli.main([*line, "--estimate", "RTX-3090", "--estimate", "RTX-2080-Ti"]) == 2
-    assert "--estimate names every kind of" in capsys.readouterr().err
+    line = ["profile", "--model", MODEL, "--cluster", str(cluster), "--sequence-length", "8"]
+    line += ["--estimate", "RTX-3090", "--estimate", "RTX-2080-Ti", "--estimate", "A6000"]
+    assert cli.main([*line, "--microbatch-sizes", "1,2"]) == 2
+    assert "nothing is measured; leave out --microbatch-sizes" in capsys.readouterr().err
+    assert cli.main([*line, "-o", str(tmp_path / "profile.json")]) == 0
+    assert "from no measured kind" in capsys.readouterr().out
+    profile = read_profile(tmp_path / "profile.json")
+    assert {entry.source for entry in profile.kinds.values()} == {"estimated"}
+    assert profile.dtypes["RTX-2080-Ti"] == "float16-autocast"  # each in its fastest, as in `plan`
+    assert sorted(profile.kinds) == ["A6000", "RTX-2080-Ti", "RTX-3090"]
+    cli.main(["profile", "--profile", str(tmp_path / "profile.json"), "--estimate", "T4"])
+    assert "its kinds are estimated themselves" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
