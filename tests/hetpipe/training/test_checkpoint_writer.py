@@ -19,9 +19,11 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.bucket_parameters import Part
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.training import checkpoint, checkpoint_writer
 from hetpipe.training.checkpoint_copies import Copies, Hosts
 from hetpipe.training.checkpoint_damage import damage_of
+from hetpipe.training.checkpoint_owners import load_checkpoint
 from hetpipe.training.checkpoint_room import free_host_bytes
 from hetpipe.training.checkpoint_weights import read_weights
 from hetpipe.training.checkpoint_writer import MOST_OF_HOST, CheckpointWriter
@@ -134,6 +136,27 @@ def test_ranges_that_are_not_joined_yet_have_room_beside_the_copies(writer, monk
     assert not writer._has_room(copies)
     joined._joined["far.weight"] = {}
     assert writer._has_room(copies)
+
+
+def test_states_of_a_range_that_is_resumed_are_its_own_and_keep_no_whole_ones(writer):
+    whole = dict(writer.model.owned_parameters())
+    writer.optimizer = TorchOptimizer(torch.optim.Adam(whole.values()), whole, ())
+    for parameter in whole.values():
+        parameter.grad = torch.arange(parameter.numel(), dtype=parameter.dtype).view(parameter.shape)
+    writer.optimizer.step(1e-3, 1.0)
+    writer.begin(1, 16, None)
+    written = writer.finish()
+    assert written is not None
+    name = max(whole, key=lambda name: whole[name].numel())
+    part = Part(name, 8, 24)
+    own = torch.nn.Parameter(torch.zeros(16, 1))
+    resumed = TorchOptimizer(torch.optim.Adam([own]), {part.key: own}, ())
+    load_checkpoint(written.path, writer.settings, writer.task, writer.model, resumed)
+    assert torch.equal(own, part.of(whole[name])) and resumed.num_steps == 1
+    for key, state in resumed.states(part.key).items():
+        told = writer.optimizer.states(name)[name + key.removeprefix(part.key)]
+        assert torch.equal(state, part.of(told) if told.dim() else told)
+        assert state.untyped_storage().nbytes() <= 16 * 4
 
 
 def test_the_thread_that_writes_leaves_cores_to_others(writer):
