@@ -113,6 +113,20 @@ def test_no_plan_beats_the_bound_of_columns_with_sums(monkeypatch: pytest.Monkey
     assert sum(check_sync_case(seed, 10)[1] for seed in range(6)) >= 1
 
 
+def check_columns_alone(seed: int) -> int:
+    """Hold the bound of columns against random plans; return how many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(best_bound, "MOST_WORK", 0.0)
+        patch.setattr(best_bound, "MUCH_WORK", 0.0)
+        return check_sync_case(seed, 15)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_no_plan_of_thousands_beats_the_bound_of_columns_with_sums() -> None:
+    assert sum(on_all_cores(check_columns_alone, range(3000, 3200))) > 2000
+
+
 def on_many_nodes(seed: int) -> Problem:
     """The random problem on five or six nodes of one or two devices, of rings and trees; nothing measured."""
     rng, problem = random.Random(seed), sync_case(seed)
