@@ -1,8 +1,8 @@
 """Runs of GPT on up to 3,072 A100s of 80 GiB, of which the plan says that they fit, as they did.
 
-Model sizes, shares of a model in a tensor-parallel group, stages and microbatches: Narayanan et al. (SC 2021),
-table 1, the rows without interleaving, as `examples/sc21/run_table_1.sh` of Megatron-LM has them; all of them
-recompute layer by layer. Bytes that a layer keeps: Korthikanti et al. (MLSys 2023), equation 2.
+Model sizes, shares of a model in a tensor-parallel group, stages and microbatches: Narayanan et al. (SC
+2021), table 1, the rows without interleaving, as `examples/sc21/run_table_1.sh` of Megatron-LM has them; all
+of them recompute layer by layer. Bytes that a layer keeps: Korthikanti et al. (MLSys 2023), equation 2.
 """
 
 from dataclasses import dataclass, replace
