@@ -88,6 +88,7 @@ def test_the_judge_finds_ports_and_folders_that_are_left(benchmark, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # at once what test_recovery, test_checkpoint, test_processes, test_scratch have
 def test_a_run_with_killed_processes_is_as_one_that_was_left_alone(benchmark, tmp_path):
     profile = made_up_profile("bert-tiny", kind="emulated", layer_s=2e-4)
     (tmp_path / "profile.json").write_text(profile_text(profile))
