@@ -2,16 +2,24 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cost_model.cluster_file import read_cluster
 from partition.plan_file import read_plan
+from planned_once import each_plan_once
 from shell import Shell
 from small_case import CLUSTER_TOML as CLUSTER
 
 ESTIMATES = "estimated, not measured: slow; not to be trusted: slow (not in the catalogue)"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_plan_once() -> Iterator[None]:
+    with each_plan_once():
+        yield
 
 
 def test_plan_prints_the_plan_and_the_comparison(hetpipe: Shell):
@@ -143,12 +151,12 @@ def test_explain_says_why(hetpipe: Shell):
 @pytest.mark.slow
 def test_compare_shows_every_strategy(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
-    outcomes = hetpipe(f"compare {files} --json").json["strategies"]
+    told = hetpipe(f"compare {files} --json").json
+    outcomes, gain = told["strategies"], told["gain"]
     assert outcomes[-1]["strategy"] == "auto"
     assert all(outcome["fits"] == (outcome["plan"] is not None) for outcome in outcomes)
     steps = [outcome["predicted_step_s"] for outcome in outcomes if outcome["fits"]]
     assert min(steps) == steps[-1]
-    gain = hetpipe(f"compare {files} --json").json["gain"]
     assert gain["total"] == pytest.approx(gain["balance"] * gain["memory"])
     shown = hetpipe(f"compare {files}").out
     assert "speed-up of ours" in shown and f"{ESTIMATES}\n" in shown

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -20,6 +20,7 @@ from hetpipe.runs.cache import profiles_folder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_text
+from planned_once import each_plan_once
 from run_folders import made_up_run
 from runs import made_up_profile
 from shell import Shell
@@ -123,6 +124,13 @@ IN_A_TERMINAL = {"watch", "demo"}
 def test_no_verb_is_left_out():
     shown = {line.split()[0] for line, _ in (*AT_ONCE, *SEARCHED, *OF_A_RUN)}
     assert shown | IN_A_TERMINAL == set(cli.VERBS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_plan_once() -> Iterator[None]:
+    """What is printed at two widths is planned once."""
+    with each_plan_once():
+        yield
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`compare --what-if` and `--pareto`, and `plan` by money, energy, a deadline or a budget."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from hetpipe.reporting.tables import as_text
 from hetpipe.reporting.what_if_plans import with_best
 from hetpipe.simulation.prediction import evaluator
 from partition.problem import problem_of
+from planned_once import each_plan_once
 from shell import Shell
 from small_case import CLUSTER_TOML, plan_of, small_cluster, small_plan, small_profile
 
@@ -28,6 +30,12 @@ FILES = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
 PRICED = CLUSTER_TOML.replace('"fast",', '"fast", price_per_hour = 4.0, watts = 300,').replace(
     '"slow",', '"slow", price_per_hour = 1.0, watts = 100,'
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_plan_once() -> Iterator[None]:
+    with each_plan_once():
+        yield
 
 
 @pytest.fixture
