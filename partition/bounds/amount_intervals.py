@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from partition.bounds.pricing_bound import PriceBound
 from partition.bounds.relaxed_stages import PathRange
-from partition.estimates.stage_tables import Amount
+from partition.estimates.amounts import Amount
 
 WIDE, NARROW = 1.3, 1.06  # most samples over fewest: wider is split before paths, or before single paths
 COARSE, FINE, FINEST = 6, 24, 96  # steps of the grid in a microbatch's mean pace

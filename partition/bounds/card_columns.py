@@ -265,7 +265,12 @@ class CardColumns:
             amounts = order[turn]
             turn += 1
             given = self._given_for(part, amounts)
-            answer = self._asked(part, given, prices, amounts, (*within_s, amounts.last * ratio - each))
+            asked = amounts, (*within_s, amounts.last * ratio - each)
+            answer = self._asked(part, given, prices, *asked)
+            full = amounts.without_last() if answer is not None else None
+            if full is not None and answer is not None:  # so do those in front of a smaller last microbatch
+                stricter = self._asked(part, self._given_for(part, full), prices, full, asked[1])
+                answer = max(answer, stricter, key=lambda one: one[0]) if stricter else None
             if answer is None:
                 passed.append(amounts)
                 continue

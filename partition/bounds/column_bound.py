@@ -20,8 +20,9 @@ from partition.bounds.pricing_bound import FAR, PriceBounds
 from partition.bounds.relaxed_stages import FamilyStages
 from partition.column_generation.column_generation import ColumnPool, search_cuts
 from partition.column_generation.master_problem import Limits, MasterProblem, solve_master
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Floats
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.exact.cluster_split import SAFETY, families
 
 GROWTH = 1.6

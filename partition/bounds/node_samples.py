@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Bools, Floats
 from partition.estimates.layer_bytes import between
-from partition.estimates.stage_tables import ALL, Amount, ProblemTables
+from partition.estimates.stage_tables import ALL, ProblemTables
 
 FEW, GROWTH = 64, 1.02  # amounts of samples that are looked at: all up to the first, then ever further apart
 SLACK = 1 + 1e-9  # of a step, for rounding

@@ -19,6 +19,13 @@ class PipelineAmounts:
     first: int
     last: int
 
+    def without_last(self) -> "PipelineAmounts | None":
+        """Return the full microbatches in front of a smaller last one; None where there is none."""
+        first, last = (count // self.size * self.size for count in (self.first, self.last))
+        if self.most == self.size or not first:
+            return None
+        return PipelineAmounts(self.size, self.size, self.size, first, last)
+
     def parts(self) -> Iterator["PipelineAmounts"]:
         """Yield the lower and the upper half, without amounts that end in other microbatches."""
         middle = (self.first + self.last) // 2

@@ -27,9 +27,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from partition.bounds.relaxed_stages import TOLERANCE, FamilyStages, PathRange, RelaxedStages, Space, waited_s
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Bools, Floats, Integers, Places, Singles
 from partition.estimates.class_pipeline import ColumnStage
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 
 SLACK = 1e-6  # of a step of the grid
 MOST_CELLS = 1_200_000  # candidates looked at together

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Floats
-from partition.estimates.stage_tables import FAR_S, Amount, ProblemTables, SizeTables
+from partition.estimates.stage_tables import FAR_S, ProblemTables, SizeTables
 
 TOLERANCE = 1e-9
 FILL = 10  # paces up to which a path is followed

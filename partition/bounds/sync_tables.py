@@ -14,9 +14,10 @@ import numpy as np
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.measured_links import MeasuredLink
 from cost_model.network import Network
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Floats
 from partition.estimates.layer_bytes import between
-from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables, SizeTables
+from partition.estimates.stage_tables import AmountTables, ProblemTables, SizeTables
 from partition.problem import Problem
 
 SAFETY = 1e-9  # relative: of sums of many messages, for rounding
@@ -93,6 +94,7 @@ class _SyncSizeTables(SizeTables):
             again_before_s=forward_s,
             link_s=link_s,
             end_s=made.end_s + end_s,
+            again_end_s=made.again_end_s + again_end_s,
         )
 
 

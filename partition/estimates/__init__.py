@@ -1,21 +1,23 @@
 """What a candidate takes, without simulating it: seconds, bytes and in_flight of stages and pipelines.
 
 Two families. Tables by class of devices (device_classes, stage_tables) price every stage of every class at
-once, for dynamic and linear programmes. Pipelines on named devices are timed one by one: closed_forms and
-pipeline_clock for one number of microbatches (compiled_clock where there are very many, as clocks says),
-extended_clock for any, timed_pipeline for samples; gradient_sync, sync_tail and network_cards add what they
-do to one another, step_estimate is of whole plans, devices shared or not. shared_pipelines finds in_flight
-where they are, batch_split shares out the samples, optimizer_sharding the optimizer states, group_sharding
-says how much of a group is sharded, ranking compares plans, plan_memory counts their bytes, host_moves times
-what hosts keep, and host_fetches what GPUs get through them. effort is the one table of how much work the
-planner spends at which size. No search here: every other chapter of `partition` builds on this one.
+once, for dynamic and linear programmes, for the amounts of samples that a pipeline passes. Pipelines on named
+devices are timed one by one: closed_forms and pipeline_clock for one number of microbatches (compiled_clock
+where there are very many, as clocks says), extended_clock for any, timed_pipeline for samples; gradient_sync,
+sync_tail and network_cards add what they do to one another, step_estimate is of whole plans, devices shared
+or not. shared_pipelines finds in_flight where they are, batch_split shares out the samples,
+optimizer_sharding the optimizer states, group_sharding says how much of a group is sharded, ranking compares
+plans, plan_memory counts their bytes, host_moves times what hosts keep, and host_fetches what GPUs get
+through them. effort is the one table of how much work the planner spends at which size. No search here: every
+other chapter of `partition` builds on this one.
 
 For others:
     clocks: Clocks; compiled: compiled
     arrays: Floats, Singles, Integers, Places, Bools
     effort: effort_for, LARGE, SimulatorEffort, Sweeps, Walks
     device_classes: DeviceClasses, ClassOrder, equal_devices
-    stage_tables: ProblemTables, SizeTables, Amount, working_table, FAR_S; layer_bytes: LayerBytes, between
+    amounts: Amount; layer_bytes: LayerBytes, between
+    stage_tables: ProblemTables, SizeTables, working_table, FAR_S
     class_pipeline: ClassPipeline, ColumnStage
     closed_forms: cap_in_flight, TOLERANCE
     timed_pipeline: TimedPipeline, PipelineTiming, TimedStage, TimingCache, timed_stages

@@ -19,6 +19,7 @@ from cost_model.memory import (
 )
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Bools, Floats, Places
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.layer_bytes import LayerBytes
@@ -63,41 +64,6 @@ def _table_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
-    """The samples of a pipeline, which passes `full` full microbatches; 0: a single one of least to most.
-
-    least, most: samples of the last microbatch, on the way back. Where it may be smaller than the others,
-    what is computed is a lower bound for every amount from full * size on that ends so.
-    passes: microbatches that Little's law may count, as large as any. rest: the last microbatch, of least
-    to most samples, comes on top of the full ones and is counted at its least. below: what is computed holds
-    in proportion for the smaller amounts too, down to those of more than so many full microbatches.
-    """
-
-    full: int
-    least: int
-    most: int
-    passes: float
-    rest: bool = False
-    below: int | None = None
-
-    @classmethod
-    def exact(cls, num_samples: int, microbatch_size: int) -> "Amount":
-        full, rest = divmod(num_samples, microbatch_size)
-        if not rest:
-            return cls.whole(full, microbatch_size)
-        return cls(full, rest, rest, float(full), rest=full > 0)
-
-    @classmethod
-    def whole(cls, num_microbatches: int, microbatch_size: int) -> "Amount":
-        return cls(num_microbatches, microbatch_size, microbatch_size, float(num_microbatches))
-
-    def num_microbatches(self, microbatch_size: int) -> tuple[int, int]:
-        """Return the fewest and most microbatches of the pipelines for which memory is asked."""
-        most = self.full + 1 if not self.full or self.least < microbatch_size else self.full
-        return (most if self.below is None else self.below + 1), most
-
-
-@dataclass(frozen=True, slots=True)
 class AmountTables:
     """The seconds for an amount of samples, by [class, start, stop], with the optimizer step in total_s.
 
@@ -112,6 +78,7 @@ class AmountTables:
     again_before_s: Floats
     link_s: Floats
     end_s: Floats
+    again_end_s: Floats
 
 
 class ProblemTables:
@@ -238,7 +205,8 @@ class SizeTables:
         total = total + self.tables.optimizer_s
         before = (self.forward_s if amount.full else forward) + backward
         link = (self.transfer_s[0] if amount.full else forward_transfer) + backward_transfer
-        return AmountTables(total, total + redone, before, before + forward, link, self.tables.optimizer_s)
+        end = self.tables.optimizer_s
+        return AmountTables(total, total + redone, before, before + forward, link, end, end)
 
     def _in_proportion(self, amount: Amount, full_s: Floats, last_s: list[Floats]) -> Floats:
         """Return seconds of all full microbatches at the least rate of the amounts for which they stand.

@@ -8,14 +8,15 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 
 from partition.column_generation.master_problem import NO_LIMITS, Limits
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Floats, Places
 from partition.estimates.class_pipeline import ClassPipeline
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.exact.cluster_split_lp import CompiledVectors, MixedVectors, WholeVectors, num_parts
 from partition.exact.count_dp import CountProgramme
 from partition.exact.count_vectors import CountVectors
@@ -24,7 +25,9 @@ MOST_PARTS, MOST_COMPILED = 6_000_000, 30_000_000  # pairs of a vector and one b
 SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound
 ROUNDS = 100
 GROWTH = 1.6  # of microbatches between amounts of the first grid
+NEAR = 1.01  # times the step that is asked about: how long single amounts are followed
 MOST_LAYERS = 400  # of its tables, whose memory grows as their square: 1 GiB there
+SLIGHTLY = 1 + 3e-4  # times a bound: the step of whose pipelines more is asked
 SIDE_BY_SIDE, MOST_STATES = 12, 12_000_000  # of amounts, and of vectors, classes and layers times those
 
 Family = tuple[int, int, int]
@@ -53,6 +56,7 @@ class ClusterSplit:
     parts: WholeVectors | CompiledVectors | MixedVectors = field(init=False)
     least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
     exact: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    asked_s: dict[tuple[int, int], float] = field(default_factory=dict)  # up to which these are known
     programmes: dict[tuple[Family, int], tuple[CountProgramme, int]] = field(default_factory=dict)
     amount_s: float = 0.0  # that an amount took last time
 
@@ -67,7 +71,7 @@ class ClusterSplit:
         for size in sizes:
             grid = _grid(batch // size, self.growth)
             if self.for_bound and size > 1:
-                wanted |= {(size, 1, size): grid, (size, size, size): [0]}
+                wanted |= {(size, 1, size): grid, (size, size, size): grid}
             else:
                 wanted |= dict.fromkeys(families(size), grid)
         self.add(wanted)
@@ -108,7 +112,7 @@ class ClusterSplit:
                 if count not in known:
                     new.append((family, count))
                     asked.append((family[0], _amount(family, count, below)))
-        for index, programme, which in self._programmes(asked, GROWTH):
+        for index, programme, which in self._programmes(asked, self._most_s * GROWTH):
             family, count = new[index]
             self.least[family][count] = programme.least_s()[which]
             if not self.for_bound:
@@ -116,16 +120,31 @@ class ClusterSplit:
         if asked:
             self.amount_s = (time.process_time() - begin_s) / len(asked)
 
-    def add_exact(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """Work out single amounts, as (microbatch size, samples), with a smaller last microbatch."""
-        asked = [(size, Amount.exact(samples, size)) for size, samples in wanted]
-        for index, programme, which in self._programmes(asked, 1.0):
-            self.exact[wanted[index]] = programme.least_s()[which]
+    @property
+    def _most_s(self) -> float:
+        return self.ceiling_s * (1 + SAFETY)
+
+    def add_exact(self, wanted: Sequence[tuple[int, int]], ceiling_s: float) -> None:
+        """Work out single amounts, as (microbatch size, samples); longer ones are at least ceiling_s.
+
+        The nearer the ceiling is, the fewer suffixes there are that take their round trip from others.
+        """
+        amounts = [
+            (key, amount)
+            for key in wanted
+            for amount in (Amount.exact(key[1], key[0]), Amount.before_last(key[1], key[0]))
+            if amount is not None
+        ]
+        asked = [(size, amount) for (size, _), amount in amounts]
+        for index, programme, which in self._programmes(asked, ceiling_s):
+            key, least_s = amounts[index][0], np.minimum(programme.least_s()[which], ceiling_s)
+            self.exact[key] = np.maximum(least_s, self.exact.get(key, 0.0))
+        self.asked_s |= dict.fromkeys(wanted, ceiling_s)
 
     def _programmes(
-        self, asked: Sequence[tuple[int, Amount]], beyond: float
+        self, asked: Sequence[tuple[int, Amount]], ceiling_s: float
     ) -> Iterator[tuple[int, CountProgramme, int]]:
-        """Yield (index, programme, which of its amounts); makespans up to `beyond` ceilings are kept."""
+        """Yield (index, programme, which of its amounts); makespans up to a ceiling are kept."""
         states = self.vectors.size * len(self.vectors.counts) * (self.tables.num_layers + 1)
         side_by_side = max(1, min(SIDE_BY_SIDE, MOST_STATES // states))
         for first in range(0, len(asked), side_by_side):
@@ -134,7 +153,7 @@ class ClusterSplit:
                 self.tables,
                 self.vectors,
                 part,
-                self.ceiling_s * (1 + SAFETY) * beyond,
+                ceiling_s,
                 compiled=self.for_bound,
             )
             yield from ((first + which, programme, which) for which in range(len(part)))
@@ -145,9 +164,17 @@ class ClusterSplit:
         upper: no less than any can do, else the amounts that were worked out.
         """
         limit = step_s * (1 + SAFETY)
-        return {
+        done = {
             family: self._family_done(family, rows, limit, upper=upper) for family, rows in self.least.items()
         }
+        if upper:  # the full microbatches in front of a smaller one take as long without it
+            for family in [
+                family for family in done if family[1] < family[0] and 0 not in self.least[family]
+            ]:
+                size, _, most = family
+                top = np.minimum(done[family], done[size, size, size] + min(most, size - 1))
+                done[family] = self._ruled_out(_ending(top, family), family, limit)
+        return done
 
     def _family_done(self, family: Family, rows: dict[int, Floats], step_s: float, *, upper: bool) -> Places:
         batch, (size, least, most) = self.tables.problem.global_batch_size, family
@@ -168,7 +195,7 @@ class ClusterSplit:
         top = np.where(reach < 0, 0, np.maximum(top, np.append(samples, 0)[reach]))
         top = np.minimum(top, batch).astype(np.int64)
         if least == size:
-            return top // size * size
+            return self._ruled_out(top // size * size, family, step_s)
         return self._ruled_out(_ending(top, family), family, step_s)
 
     def _ruled_out(self, top: Places, family: Family, step_s: float) -> Places:
@@ -247,8 +274,9 @@ class ClusterSplit:
             bound = max(bound, self.least_step_s(upper=True, low_s=bound))
             if bound >= self.ceiling_s * (1 - 2e-3):
                 break
-            _, pipelines = self.split(bound * (1 + 3e-4), upper=True)
-            if not self._refine(pipelines, bound, end_s):
+            trial = bound * SLIGHTLY
+            _, pipelines = self.split(trial, upper=True)
+            if not self._refine(pipelines, trial, end_s):
                 break
         return bound
 
@@ -269,12 +297,15 @@ class ClusterSplit:
             near = {count, samples // size} - {0}
             below = max([0, *(k for k in known if k < count)])
             near |= {(below + count + 1) // 2} if count - below > 2 else set()
+            full = {samples // size} - {0}
+            if least < size and full - self.least[size, size, size].keys():
+                wanted.setdefault((size, size, size), set()).update(full)
             if near - known.keys():
                 wanted.setdefault(family, set()).update(near)
             elif least == 1 and most == size > 1:
                 divided[family] = families(size)
                 wanted.setdefault(family, set()).update(near)
-            elif least < size and (size, samples) not in self.exact:
+            elif self.asked_s.get((size, samples), 0.0) < min(self._most_s, step_s * SLIGHTLY):
                 exact.append((size, samples))
         for family, parts in divided.items():
             counts = wanted.pop(family, {0})
@@ -282,15 +313,13 @@ class ClusterSplit:
                 counts |= {*_grid(self.tables.problem.global_batch_size // family[0], self.growth)}
             for part in parts:
                 wanted[part] = set(counts)
-        many = sum(map(len, wanted.values())) + len(exact)
+        many = sum(map(len, wanted.values())) + sum(2 if samples % size else 1 for size, samples in exact)
         if time.process_time() + many * self.amount_s > end_s:
             return False
         for family in divided:
             del self.least[family]
-        for part in chain.from_iterable(divided.values()):
-            self.least.pop(part, None)  # a single microbatch as large as the others
         self.add(wanted)
-        self.add_exact(exact)
+        self.add_exact(exact, min(self._most_s, step_s * NEAR))
         return bool(wanted or exact)
 
     def pipelines(self, step_s: float) -> list[ClassPipeline]:
@@ -319,7 +348,7 @@ def _ending(samples: Places, family: Family) -> Places:
     size, least, most = family
     rest = samples % size
     lowered = np.where(rest < least, samples - rest - size + most, samples - np.maximum(rest - most, 0))
-    return np.where(lowered > size, lowered, 0)
+    return np.where(lowered > size - (least == size), lowered, 0)
 
 
 def _amount(family: Family, count: int, below: int) -> Amount:

@@ -6,11 +6,11 @@ own, the least round trip of a microbatch from there. They may come of different
 lower bounds. With up to 3 devices and 5 layers they were the optimum in all of 1,112 count vectors drawn
 first, and in 298 of 300 problems drawn later; in the other two 0.8 and 0.9 % below it.
 Transition: a stage in front adds its own busy time and link to both. Z is at least the time in which all
-samples pass the stage and, by Little's law, full microbatches * W / (what memory takes in flight). Nor is a
-stage busy all the time. Until the first backward comes, W less that backward after the first forward, it can
-do no more forwards than memory takes in flight; and while the last microbatch goes on and comes back no more
-backwards than were in flight. What W takes longer, in the warmup and in the cooldown, the stage waits
-(`SizeTables.gaps`).
+samples pass the stage and the round trips that full microbatches take one after the other, since memory takes
+no more of them in flight. Nor is a stage busy all the time. Until the first backward comes, W less that
+backward after the first forward, it can do no more forwards than memory takes in flight; and while the last
+microbatch goes on and comes back no more backwards than were in flight. What W takes longer, in the warmup
+and in the cooldown, the stage waits (`SizeTables.gaps`).
 Source: the recurrence over layers and devices of PipeDream (Narayanan et al., SOSP 2019, section 3.1), with
 Z in place of the period and counts of unequal devices in place of a number of equal ones.
 Complexity: O(amounts * vectors * classes * (classes * layers + stages)) for the stages [start, stop) that
@@ -25,9 +25,10 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Places, Singles
 from partition.estimates.class_pipeline import ColumnStage
-from partition.estimates.stage_tables import FAR_S, Amount, ProblemTables
+from partition.estimates.stage_tables import FAR_S, ProblemTables
 from partition.exact.count_stages import SINGLE, Stages, StageTables
 from partition.exact.count_vectors import CountVectors
 
@@ -133,7 +134,7 @@ class CountProgramme:
             own += np.maximum(around - stages.cool_s[:, None], 0.0)
         own += stages.total_s[:, None]
         np.maximum(least, own, out=least)
-        np.maximum(least, stages.share[:, None] * around, out=least)
+        np.maximum(least, stages.share[:, None] * around + stages.beyond_s[:, None], out=least)
         return least, around
 
     def least_s(self) -> npt.NDArray[np.float64]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from partition.estimates.amounts import Amount
 from partition.estimates.arrays import Floats, Places, Singles
-from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables
+from partition.estimates.stage_tables import AmountTables, ProblemTables
 
 SINGLE = np.float32
 
@@ -17,8 +18,8 @@ class Stages:
     """The stages of a class that some amount allows, in the order of their starts.
 
     start, stop: by stage; the others by [amount, recompute, stage], total_s inf where one is not allowed.
-    share: of the round trip that Little's law asks for. warm_s, cool_s: round trips that take no longer leave
-    no gap in the warmup, in the cooldown.
+    share: round trips that memory asks for one after the other, and beyond_s what comes on top of these.
+    warm_s, cool_s: round trips that take no longer leave no gap in the warmup, in the cooldown.
     """
 
     start: Places
@@ -29,10 +30,19 @@ class Stages:
     share: Singles
     warm_s: Singles
     cool_s: Singles
+    beyond_s: Singles
 
     @property
     def _numbers(self) -> tuple[Singles, ...]:
-        return (self.total_s, self.before_s, self.busy_s, self.share, self.warm_s, self.cool_s)
+        return (
+            self.total_s,
+            self.before_s,
+            self.busy_s,
+            self.share,
+            self.warm_s,
+            self.cool_s,
+            self.beyond_s,
+        )
 
     def only(self, which: npt.NDArray[np.bool_]) -> "Stages":
         """Return some of the stages."""
@@ -83,8 +93,18 @@ class StageTables:
         caps = np.stack(
             [np.stack([self._cap(*asked, flag) for flag in (False, True)]) for asked in self.amounts]
         )
-        full = np.array([max(1.0, amount.passes) for _, amount in self.amounts])
-        share = full[:, None, None, None, None] / np.maximum(caps, 1e-9)
+        end = np.stack([np.stack([one.end_s, one.again_end_s]) for one in made])
+        for index, (_, amount) in enumerate(self.amounts):
+            if amount.behind:
+                behind_s = self.tables.at(amount.behind).backward_s[:, 0]  # of a first stage
+                total[index, :, :, 0] += behind_s
+                before[index, :, :, 0] += behind_s
+                end[index, :, :, 0] += behind_s
+        trips = [
+            self._trips(*asked, *tables) for *tables, asked in zip(caps, busy, self.amounts, strict=True)
+        ]
+        share, beyond = (np.stack(tables) for tables in zip(*trips, strict=True))
+        beyond = beyond + end
         gaps = [
             self.tables.at(asked[0]).gaps(asked[1], *tables)
             for *tables, asked in zip(busy, caps, self.amounts, strict=True)
@@ -96,9 +116,27 @@ class StageTables:
             start, stop = np.nonzero(allowed[:, :, class_index].any(axis=(0, 1)))
             numbers = (
                 np.ascontiguousarray(table[:, :, class_index, start, stop], SINGLE)
-                for table in (total, before, busy, share, warm, cool)
+                for table in (total, before, busy, share, warm, cool, beyond)
             )
             yield Stages(start, stop, *numbers)
+
+    def _trips(self, size: int, amount: Amount, caps: Floats, busy_s: Floats) -> tuple[Floats, Floats]:
+        """Return round trips one after the other, and seconds beside them: [recompute, class, start, stop].
+
+        Of m microbatches of which memory takes n, each n-th one begins when the round trip of another is
+        over. Of those behind the last of these each one takes a forward, or a backward, more.
+        """
+        if not amount.counted:
+            share = max(1.0, amount.passes) / np.maximum(caps, 1e-9)
+            return share, np.zeros_like(share)
+        at_once = np.clip(caps, 1.0, amount.full)
+        turns = np.ceil(amount.full / at_once)
+        more = amount.full - (turns - 1) * at_once - 1
+        forward_s = self.tables.at(size).forward_s
+        with np.errstate(invalid="ignore"):
+            each_s = np.maximum(forward_s, busy_s - forward_s)
+        each_s = np.nan_to_num(each_s, nan=0.0, posinf=0.0)  # where there is no stage
+        return turns, more * each_s
 
     def _busy(self, size: int, amount: Amount, made: AmountTables) -> Floats:
         """Return the seconds of a microbatch, without and with recompute: [recompute, class, start, stop]."""

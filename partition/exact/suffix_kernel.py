@@ -38,13 +38,14 @@ def _add_stage(
     stage: Singles, after_s: Singles, after_trip_s: Singles, least: Singles, around: Singles, ceiling_s: float
 ) -> None:
     """Note the least labels of suffixes with one more stage in front, by vector; see `count_dp`."""
-    total_s, before_s, busy_s, share, warm_s, cool_s = (
+    total_s, before_s, busy_s, share, warm_s, cool_s, beyond_s = (
         stage[0],
         stage[1],
         stage[2],
         stage[3],
         stage[4],
         stage[5],
+        stage[6],
     )
     far, none, ceiling = np.float32(np.inf), np.float32(0), np.float32(ceiling_s)
     for vector in range(len(least)):
@@ -55,7 +56,7 @@ def _add_stage(
         )
         seconds = after_s[vector] + before_s
         seconds = own_s if own_s > seconds else seconds
-        little_s = share * trip_s
+        little_s = share * trip_s + beyond_s
         seconds = little_s if little_s > seconds else seconds
         trip_s = trip_s if seconds <= ceiling else far
         seconds = seconds if seconds <= ceiling else far
@@ -80,8 +81,8 @@ def extend(
 
     makespan, trip: [amount, vector, class, start], noted for the vectors `users`, and read of those without
     the device of the stage, `before`; empty if nothing comes after it. stages: [amount, recompute, start,
-    stop, number], total, before, busy, share, warm and cool of `count_dp`. last: the last stop allowed, by
-    [amount, recompute, start]. link, hop: [amount, class that follows, layer].
+    stop, number], total, before, busy, share, warm, cool and beyond of `count_dp`. last: the last stop
+    allowed, by [amount, recompute, start]. link, hop: [amount, class that follows, layer].
     """
     ends, alive = makespan.shape[3], False
     shape = (min(TILE, len(users)), ends)

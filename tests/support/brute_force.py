@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import combinations, pairwise, permutations, product
 
 from cost_model.memory import StageShape, device_memory, segment_choices
@@ -31,8 +31,8 @@ class BruteForce:
     """Z of every pipeline over classes of devices, from the prices and bytes of single stages.
 
     Z = max over stages of (the way of the first forward there and of the last backward back, and then all
-    samples of the stage with its optimizer step and the time it must wait, or full microbatches * round trip
-    / most in flight).
+    samples of the stage with its optimizer step and the time it must wait, or the round trips that memory
+    asks for one after the other).
     """
 
     def __init__(self, problem: Problem, size: int, num_samples: int) -> None:
@@ -92,6 +92,18 @@ class BruteForce:
             z, trip = self._with(stage, sum(link) + z, sum(hop) + trip)
         return z
 
+    def step_s(self, stages: Sequence[ColumnStage]) -> float:
+        """Return Z or, if longer, that of the full microbatches and a smaller one's backward behind them."""
+        if not (self.full and self.rest):
+            return self.z_s(stages)
+        first, device = stages[0], self.tables.classes.members[stages[0].class_index][0]
+        behind_s = self.tables.prices.backward_s(device, first.start, first.stop, self.rest)
+        return max(self.z_s(stages), self.without_last.z_s(stages) + behind_s)
+
+    @cached_property
+    def without_last(self) -> "BruteForce":
+        return BruteForce(self.problem, self.size, self.full * self.size)
+
     def gaps(self, stage: ColumnStage) -> list[float]:
         """Return round trips from which on a stage waits for its first backward; if all full, its last."""
         first, last, count = (
@@ -104,6 +116,16 @@ class BruteForce:
         warm = first[1] + min(self.cap(stage), count) * max(first[0], last[0])
         cool = first[0] + self.cap(stage) * first[1]
         return [warm, cool] if self.cap(stage) < count and not self.rest else [warm]
+
+    def turns(self, stage: ColumnStage) -> tuple[float, float]:
+        """Return round trips one after the other, and what comes on top: more passes, the optimizer."""
+        optimizer_s = float(self.tables.optimizer_s[stage.class_index, stage.start, stage.stop])
+        if not self.full:
+            return 1 / self.cap(stage), optimizer_s
+        at_once = min(self.cap(stage), self.full)
+        turns = math.ceil(self.full / at_once)
+        more = self.full - (turns - 1) * at_once - 1
+        return turns, more * max(self.seconds(stage, self.first)) + optimizer_s
 
     def pipelines(self, counts: Sequence[int]) -> Iterator[tuple[ColumnStage, ...]]:
         """Yield all pipelines on exactly so many devices of each class."""
@@ -121,6 +143,10 @@ class BruteForce:
     def least_s(self, counts: Sequence[int]) -> float:
         """Return the least Z of all pipelines on exactly so many devices of each class."""
         return min(map(self.z_s, self.pipelines(counts)), default=math.inf)
+
+    def least_step_s(self, counts: Sequence[int]) -> float:
+        """Return the least `step_s` of all pipelines on exactly so many devices of each class."""
+        return min(map(self.step_s, self.pipelines(counts)), default=math.inf)
 
     def merged_s(self, counts: Sequence[int]) -> float:
         """Return the least Z of so many devices with one label per state, as `count_dp` has it.
@@ -172,5 +198,5 @@ class BruteForce:
         total += float(self.tables.optimizer_s[stage.class_index, stage.start, stage.stop])
         trip += sum(first)
         stall = sum(max(0.0, trip - least) for least in self.gaps(stage))
-        passes = max(1, self.full) * trip / self.cap(stage)
-        return max(total + stall, passes, first[0] + last[1] + z), trip
+        turns, beyond_s = self.turns(stage)
+        return max(total + stall, turns * trip + beyond_s, first[0] + last[1] + z), trip

@@ -23,7 +23,7 @@ def least_s(problem: Problem) -> dict[Counts, list[float]]:
     ]
     counts = equal_devices(problem.cluster).counts
     return {
-        vector: [0.0, *(min(force.least_s(vector) for force in entry) for entry in forces)]
+        vector: [0.0, *(min(force.least_step_s(vector) for force in entry) for entry in forces)]
         for vector in product(*(range(count + 1) for count in counts))
         if any(vector)
     }

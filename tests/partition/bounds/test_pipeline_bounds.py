@@ -19,8 +19,9 @@ from partition.bounds.best_bound import fractional_bound_s
 from partition.bounds.card_columns_bound import device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.pricing_bound import PriceBounds
+from partition.estimates.amounts import Amount
 from partition.estimates.device_classes import equal_devices
-from partition.estimates.stage_tables import Amount, ProblemTables, leanest_table
+from partition.estimates.stage_tables import ProblemTables, leanest_table
 from partition.exact.cluster_split import ClusterSplit
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
@@ -176,6 +177,16 @@ def test_a_larger_microbatch_may_take_less_time() -> None:
     assert fits(plan, problem) and without_sync_s(plan, problem) == pytest.approx(16.0, rel=1e-6)
     for bound_s in (*bounds_s(problem, 64.0), devices_bound_s(problem, 64.0)):
         assert bound_s <= 16.0 * SLACK
+
+
+def test_a_smaller_last_microbatch_goes_back_behind_a_full_one() -> None:
+    # a layer a device, F 1 and B 2 a sample, 5 samples in 2, 2, 1. The last stage: 2 in front, 15, and 2 back
+    # for the small one. The full ones: 2 + 12 + 4, and then the small one's backward at the first stage, 2
+    problem = two_layers(LayerTimes((1.0, 2.0), (2.0, 4.0)), 6.0, 2, output_bytes=0.0, batch=5, size=2)
+    stages = (Stage(("a/0",), (0, 1), 2), Stage(("a/1",), (1, 2), 1))
+    plan = Plan("manual", problem.profile.model, 5, (Pipeline(2, 5, stages),))
+    assert fits(plan, problem) and without_sync_s(plan, problem) == pytest.approx(20.0, rel=1e-6)
+    assert bounds_s(problem, 60.0)[0] == pytest.approx(20.0, rel=1e-3)
 
 
 def check_pipelines_stand_in_the_way(seed: int) -> None:

@@ -13,9 +13,10 @@ from brute_force import BruteForce, small_problem
 from cost_model.cluster import Node
 from cost_model.dtypes import FLOAT32
 from parallel import on_all_cores
+from partition.estimates.amounts import Amount
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.device_classes import equal_devices
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.exact.count_dp import CountProgramme
 from partition.exact.count_vectors import CountVectors
 from partition.problem import Problem
@@ -115,7 +116,6 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
     programme += z[-1] == 0
     programme += trip[-1] == 0
     longest = max((sum(first_s[s]) + hop_s[s.stop][0] for s in stages), default=0.0) * len(places)
-    full = max(1, brute.full)
     for place in places:
         pairs = list(zip(uses[place], stages, strict=True))
         programme += pulp.lpSum(uses[place]) == 1
@@ -129,8 +129,8 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
             total = brute.full * sum(first_s[s]) + (sum(last_s[s]) if brute.rest else 0.0)
             total += float(brute.tables.optimizer_s[s.class_index, s.start, s.stop])
             programme += z[place] >= total * use
-            share = full / brute.cap(s)
-            programme += z[place] >= share * trip[place] - share * longest * (1 - use)
+            turns, beyond_s = brute.turns(s)
+            programme += z[place] >= turns * trip[place] + beyond_s - (turns * longest + beyond_s) * (1 - use)
             gaps = brute.gaps(s)
             for some in (*([gap] for gap in gaps), gaps):
                 stall = len(some) * trip[place] - sum(some)
