@@ -230,8 +230,15 @@ class ModelProfile:
 
     def tied_home(self, layer: int) -> int:
         """Return the index of the layer that this one is tied to; itself if it is tied to none."""
-        tied_to = self.layers[layer].tied_to
-        return layer if tied_to is None else [other.name for other in self.layers].index(tied_to)
+        return self._tied_homes[layer]
+
+    @cached_property
+    def _tied_homes(self) -> tuple[int, ...]:
+        places = {layer.name: index for index, layer in enumerate(self.layers)}
+        return tuple(
+            index if layer.tied_to is None else places[layer.tied_to]
+            for index, layer in enumerate(self.layers)
+        )
 
     @cached_property
     def shares_weights(self) -> bool:

@@ -1,7 +1,8 @@
 """The bytes of a device whose step goes layer by layer, since gradients, or weights too, are sharded."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from cost_model.memory import (
@@ -30,33 +31,31 @@ class Piece:
 
 def pieces_of(profile: ModelProfile) -> tuple[tuple[Piece, ...], ...]:
     """Return the pieces that each layer uses: its own, then what it shares with others; none of no bytes."""
-    homes = [profile.tied_home(layer) for layer in range(profile.num_layers)]
+    homes = tuple(profile.tied_home(layer) for layer in range(profile.num_layers))
+    tied = tuple(0.0 if home == layer else profile.tied_bytes(layer) for layer, home in enumerate(homes))
+    return _pieces(tuple(layer.trained_bytes for layer in profile.layers), homes, tied)
+
+
+@lru_cache(maxsize=64)
+def _pieces(
+    trained: tuple[float, ...], homes: tuple[int, ...], tied: tuple[float, ...]
+) -> tuple[tuple[Piece, ...], ...]:
+    """Return `pieces_of` layers by their bytes, homes, and bytes that they have of these; asked for often."""
     lent: dict[int, float] = {}
     for layer, home in enumerate(homes):
         if home != layer:
-            lent[home] = max(lent.get(home, 0.0), profile.tied_bytes(layer))
+            lent[home] = max(lent.get(home, 0.0), tied[layer])
     found = []
     for layer, home in enumerate(homes):
-        own = profile.layers[layer].trained_bytes - lent.get(layer, 0.0) - profile.tied_bytes(layer)
-        pieces = [Piece(layer, tied=False, num_bytes=own)]
+        pieces = [Piece(layer, tied=False, num_bytes=trained[layer] - lent.get(layer, 0.0) - tied[layer])]
         if home in lent and (home != layer or layer in lent):
             pieces.append(Piece(home, tied=True, num_bytes=lent[home]))
         found.append(tuple(piece for piece in pieces if piece.num_bytes > 0))
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """What is there while one layer works, beyond what is there all the time."""
-
-    weights: float
-    gradients: float
-    saved: float
-    workspace: float
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.gradients + self.saved + self.workspace
+_Moment = tuple[float, float, float, float]
+"""Weights, gradients, saved, workspace: what is there while one layer works, beyond what is all the time."""
 
 
 def sharded_memory(
@@ -109,14 +108,14 @@ def sharded_memory(
     if stage.in_flight > 1 and not together:
         fewer = _saved_bytes(profile, replace(stage, in_flight=stage.in_flight - 1))[-1]
     moments = _moments(profile, stage, wanted, made, summed, saved, fewer, once=once)
-    worst = max(moments, key=lambda moment: moment.total)
+    weights, gradients, saved_now, workspace = max(moments, key=sum)
     return DeviceMemory(
-        parameter_bytes=resident + worst.weights,
-        gradient_bytes=kept + sum(piece.num_bytes for piece in late) + worst.gradients,
+        parameter_bytes=resident + weights,
+        gradient_bytes=kept + sum(piece.num_bytes for piece in late) + gradients,
         optimizer_bytes=profile.optimizer_bytes_per_parameter_byte * kept,
-        saved_bytes=worst.saved,
+        saved_bytes=saved_now,
         boundary_bytes=stage_activation_bytes(profile, replace(stage, segment_layers=0))[1],
-        workspace_bytes=worst.workspace,
+        workspace_bytes=workspace,
     )
 
 
@@ -144,29 +143,32 @@ def _moments(
     first = max(stage.start, profile.first_trained)
     passes = [(layer, False) for layer in range(stage.start, stage.stop)]
     passes += [(layer, True) for layer in reversed(range(first, stage.stop))]
-    last: Sequence[Piece] = []
+    last: Sequence[Piece] = ()
     lowest = next((layer for layer in range(first, stage.stop) if layer in summed), None)
     if lowest is not None and not once:
         last = made[lowest][-1:]  # of the microbatch before
     for (layer, is_backward), (following, _) in pairwise([*passes, passes[0]]):
-        moment = _Moment(
-            weights=_bytes((*wanted[layer], *wanted[following])),
-            gradients=_bytes((*(made[layer] if is_backward else ()), *last)),
-            saved=saved[layer - stage.start],
-            workspace=profile.layers[layer].workspace_at(stage.microbatch_size),
-        )
-        yield moment
+        gradients = _bytes(made[layer] if is_backward else (), last)
+        workspace = profile.layers[layer].workspace_at(stage.microbatch_size)
+        saved_now = saved[layer - stage.start]
+        yield _bytes(wanted[layer], wanted[following]), gradients, saved_now, workspace
         if fewer is not None and is_backward and layer == first:
-            yield replace(moment, weights=_bytes((*wanted[layer], *wanted[stage.stop - 1])))
+            yield _bytes(wanted[layer], wanted[stage.stop - 1]), gradients, saved_now, workspace
         if fewer is not None and not is_backward and layer + 1 == stage.stop:
-            weights = _bytes((*wanted[layer], *wanted[stage.start]))
-            yield replace(moment, weights=weights, saved=fewer)
+            yield _bytes(wanted[layer], wanted[stage.start]), gradients, fewer, workspace
         if is_backward and layer in summed:
             last = made[layer][-1:]  # none of a layer of this device's own, whose sum takes no room
 
 
-def _bytes(pieces: Iterable[Piece]) -> float:
-    return sum(piece.num_bytes for piece in set(pieces))
+def _bytes(some: Sequence[Piece], others: Sequence[Piece]) -> float:
+    """Return the bytes of pieces, those that are on both sides once."""
+    total = 0.0
+    for piece in some:
+        total += piece.num_bytes
+    for piece in others:
+        if piece not in some:
+            total += piece.num_bytes
+    return total
 
 
 def _saved_together(profile: ModelProfile, stage: StageShape, samples: int) -> list[float]:

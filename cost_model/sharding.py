@@ -11,6 +11,9 @@ from pydantic import ConfigDict
 from cost_model.errors import InputError
 from cost_model.strict_files import STRICT
 
+GATHERS_AHEAD = 1
+"""So many gathers of weights of a device may be under way when another begins."""
+
 
 class Sharding(IntEnum):
     """The stages of ZeRO: what only the owner of a layer keeps, each stage with what those before it shard.

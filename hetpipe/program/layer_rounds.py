@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from cost_model.sharding import Sharding
+from cost_model.sharding import GATHERS_AHEAD, Sharding
 from hetpipe.program.instructions import (
     Compute,
     Direction,
@@ -34,9 +34,6 @@ from hetpipe.program.instructions import (
     Transfer,
 )
 from partition.plan import Plan
-
-AHEAD = 1
-"""So many GATHERs of a rank may be under way when another begins, and no REDUCE; of ranges of a layer all."""
 
 
 def with_rounds(
@@ -208,7 +205,7 @@ def awaited_rounds(program: Program, rank: int) -> dict[int, tuple[Round, ...]]:
     """Return the rounds that must be over before an instruction of a rank goes on, by its place.
 
     A computation waits for the weights that it uses, and a backward for the sums of the gradients to which it
-    adds; a REDUCE for the one before it, a GATHER for all before it but `AHEAD`, and NORM for all. Those of
+    adds; a REDUCE for the one before it, a GATHER for all before it but some, and NORM for all. Those of
     ranges of one layer go together, like one.
     """
     found: dict[int, tuple[Round, ...]] = {}
@@ -218,7 +215,7 @@ def awaited_rounds(program: Program, rank: int) -> dict[int, tuple[Round, ...]]:
     of_layer = buckets_by_layer(program, rank)
     for place, entry in enumerate(program.ranks[rank]):
         if isinstance(entry, Reduce | Gather):
-            before, ahead = (reduces, 0) if isinstance(entry, Reduce) else (gathers, AHEAD)
+            before, ahead = (reduces, 0) if isinstance(entry, Reduce) else (gathers, GATHERS_AHEAD)
             if before and _are_ranges(program, before[-1], entry):
                 before[-1].append(entry)
             else:
@@ -232,7 +229,7 @@ def awaited_rounds(program: Program, rank: int) -> dict[int, tuple[Round, ...]]:
             if entry.op is Pass.BACKWARD:  # the one that may not be over
                 found[place] += tuple(last for each in reduces[-1:] for last in each if last.bucket in used)
         elif not isinstance(entry, Compute | Transfer) and (reduces or gathers):
-            last_ones = [*reduces[-1:], *gathers[-1 - AHEAD :]]
+            last_ones = [*reduces[-1:], *gathers[-1 - GATHERS_AHEAD :]]
             found.setdefault(place, tuple(last for each in last_ones for last in each))
             break  # NORM: what is before the last ones is over
     return {place: rounds for place, rounds in found.items() if rounds}
@@ -240,10 +237,11 @@ def awaited_rounds(program: Program, rank: int) -> dict[int, tuple[Round, ...]]:
 
 def _are_ranges(program: Program, rounds: Sequence[Round], entry: Round) -> bool:
     """Return whether a round is of another range of the layer than rounds are, right behind them."""
-    known = [program.buckets[each.bucket] for each in rounds]
     bucket = program.buckets[entry.bucket]
-    alike = (bucket.layers, bucket.tied) == (known[0].layers, known[0].tied)
-    return alike and bucket.is_part and bucket not in known
+    if not bucket.is_part:
+        return False
+    known = [program.buckets[each.bucket] for each in rounds]
+    return (bucket.layers, bucket.tied) == (known[0].layers, known[0].tied) and bucket not in known
 
 
 def dropped_weights(program: Program, rank: int) -> Mapping[int, tuple[int, ...]]:

@@ -234,7 +234,7 @@ class _Simulation:
         members = self.costs.program.ranks_in(entry, rank)
         ready = self.round_ready.setdefault(entry, {})
         ready[rank] = until
-        if ready.keys() >= set(members):
+        if len(ready) >= len(members) and ready.keys() >= set(members):
             due = self.costs.round_due(self.free_at, entry, {member: ready[member] for member in members})
             self.round_due.setdefault(entry, {}).update(due)
             for member, end in due.items():

@@ -31,7 +31,7 @@ from partition.baselines.whole_models import LEAST_S, WholeModels, largest_fitti
 from partition.estimates.batch_split import in_proportion
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.plan_memory import memories_without_owner
+from partition.estimates.plan_memory import memory_without_owner
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem
 
@@ -167,8 +167,8 @@ class _Classes:
             plan = self._plan_of(
                 {device.name: (size, size * count, count, recompute), other.name: (1, 1, 1, True)}
             )
-            needs = memories_without_owner(plan, self._problem.profile, self._problem.cluster)
-            self._needs[key] = needs[device.name].total_bytes
+            need = memory_without_owner(plan, self._problem.profile.on(device.kind), device.name)
+            self._needs[key] = need.total_bytes
         return self._needs[key] <= room_bytes
 
     def plan(self, name: str, chosen: Chosen) -> Plan:

@@ -15,7 +15,7 @@ from cost_model.cluster import Device
 from cost_model.sharding import Sharding
 from partition.baselines.whole_models import WholeModels, largest_fitting
 from partition.estimates.optimizer_sharding import unsharded
-from partition.estimates.plan_memory import memories_without_owner
+from partition.estimates.plan_memory import memory_without_owner
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem, check_plan
 
@@ -59,8 +59,8 @@ def _largest(problem: Problem, sharding: Sharding, device: Device) -> int:
 
     def fits(size: int) -> bool:
         plan = _replicas(problem, sharding, size, [device, *others[:1]])
-        needs = memories_without_owner(plan, problem.profile, problem.cluster)
-        return needs[device.name].total_bytes <= device.usable_bytes
+        need = memory_without_owner(plan, problem.profile.on(device.kind), device.name)
+        return need.total_bytes <= device.usable_bytes
 
     return largest_fitting(fits, min(max(problem.sizes_of(device.kind)), problem.global_batch_size))
 

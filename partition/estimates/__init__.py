@@ -8,8 +8,8 @@ sync_tail and network_cards add what they do to one another, step_estimate is of
 or not. shared_pipelines finds in_flight where they are, batch_split shares out the samples,
 optimizer_sharding the optimizer states, group_sharding says how much of a group is sharded, ranking compares
 plans, plan_memory counts their bytes, host_moves times what hosts keep, and host_fetches what GPUs get
-through them. effort is the one table of how much work the planner spends at which size. No search here: every
-other chapter of `partition` builds on this one.
+through them; weight_gathers bounds steps that gather weights. effort is the one table of how much work the
+planner spends at which size. No search here: every other chapter of `partition` builds on this one.
 
 For others:
     clocks: Clocks; compiled: compiled
@@ -31,5 +31,6 @@ For others:
     host_fetches: host_fetches, HostFetches, pinned_bytes, served_s, taken_s
     optimizer_sharding: fits, with_state_owners, unsharded
     group_sharding: sharded_plans, roomier_plans, least_sharded
+    weight_gathers: gathers_s
     ranking: Ranking, Contest, by_estimate, best_plan, rank, variants
 """

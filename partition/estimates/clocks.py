@@ -5,8 +5,9 @@ from typing import Protocol
 
 from partition.estimates.pipeline_clock import PipelineClock, Seconds
 
-MANY_STAGES = 4_000
-"""Stages of all clocks so far from which on they are compiled: to load that takes as long as some 4,000."""
+MANY_STAGES = 12_000
+"""Stages of all clocks so far from which on they are compiled: to load that takes as long as some 7,000, and
+where so many were asked for there are mostly many more to come."""
 
 
 class Clock(Protocol):

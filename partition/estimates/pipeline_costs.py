@@ -48,9 +48,15 @@ class PipelineCosts:
         self.problem, self.clocks = problem, clocks or Clocks()
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
+        profile, first = problem.profile, dict[int, str]()
+        # by kind the first one on which layers have the same bytes
+        self._first_alike = {
+            kind: first.setdefault(id(profile.on(kind).layers), kind) for kind in profile.kinds
+        }
         self._stage_bytes: dict[tuple[int, int, int, bool, str], _StageBytes] = {}
         self._caps: dict[tuple[int, int, int, bool, str, float], int] = {}
         self._segment_layers: dict[tuple[int, int, int, int, str], int] = {}
+        self._optimizer_s: dict[tuple[str, float, int, int], float] = {}
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
 
     def num_microbatches(self, samples: int) -> int:
@@ -79,6 +85,13 @@ class PipelineCosts:
         """Return the seconds for which one microbatch occupies the link, in the slower direction."""
         return max(self.message_s(source, destination, layer, samples)[:2])
 
+    def optimizer_s(self, device: Device, start: int, stop: int) -> float:
+        """Return the seconds of the optimizer step of a stage."""
+        key = (device.kind, device.speed, start, stop)
+        if key not in self._optimizer_s:
+            self._optimizer_s[key] = self.prices.optimizer_s(device, range(start, stop))
+        return self._optimizer_s[key]
+
     def tied_sync_s(self, layout: Layout) -> float:
         """Return the seconds to sum gradients of tied weights whose layers are on different devices."""
         profile, share = self.problem.profile, self.problem.gradient_share
@@ -104,7 +117,8 @@ class PipelineCosts:
 
         With no more in flight in the stage before; see `waiting`. A stage without a backward needs them all.
         """
-        stage, usable = (start, stop, samples, recompute, device.kind), device.usable_bytes
+        kind, usable = self._first_alike.get(device.kind, device.kind), device.usable_bytes
+        stage = (start, stop, samples, recompute, kind)
         key = (*stage, usable)
         if key not in self._caps:
             by_segments = self._bytes_of(stage).by_segments
@@ -129,23 +143,26 @@ class PipelineCosts:
 
     def _bytes_of(self, stage: tuple[int, int, int, bool, str]) -> "_StageBytes":
         """Return the bytes of a stage: start, stop, samples of a microbatch, recompute, kind of device."""
+        start, stop, samples, recompute, kind = stage
+        stage = (start, stop, samples, recompute, self._first_alike.get(kind, kind))
         if stage not in self._stage_bytes:
-            start, stop, samples, recompute, kind = stage
             shape = StageShape(start, stop, 1, samples, recompute)
             self._stage_bytes[stage] = self._count_bytes(shape, self.problem.profile.on(kind))
         return self._stage_bytes[stage]
 
     def _count_bytes(self, shape: StageShape, profile: ModelProfile) -> "_StageBytes":
         memory = device_memory(profile, [shape])
-        saved, boundary = stage_activation_bytes(profile, replace(shape, in_flight=2))
+        start, stop, samples, again = shape.start, shape.stop, shape.microbatch_size, shape.recompute
+        saved, boundary = stage_activation_bytes(profile, StageShape(start, stop, 2, samples, again))
         outputs = boundary - memory.boundary_bytes
         pairs = [(memory.total_bytes, saved - memory.saved_bytes + outputs)]
         states = memory.total_bytes - memory.saved_bytes - memory.workspace_bytes
-        again = shape.recompute and shape.stop > self.prices.first_trained
-        for each in segment_choices(shape.stop - shape.start)[1:] if again else ():
+        segmented = again and stop > self.prices.first_trained
+        for each in segment_choices(stop - start)[1:] if segmented else ():
             inputs, most = segment_bytes(profile, replace(shape, segment_layers=each))
             pairs.append((states + inputs + most, outputs + inputs))
-        _, waiting = stage_activation_bytes(profile, replace(shape, in_flight_before=2))
+        two_before = StageShape(start, stop, 1, samples, again, in_flight_before=2)
+        _, waiting = stage_activation_bytes(profile, two_before)
         return _StageBytes(tuple(pairs), waiting - memory.boundary_bytes)
 
     def segment_layers(self, shape: StageShape, kind: str) -> int:

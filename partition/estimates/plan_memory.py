@@ -38,7 +38,8 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     return replace(memory, parameter_bytes=memory.parameter_bytes - sum(away.values()) + room)
 
 
-def _memory_without_owner(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
+def memory_without_owner(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
+    """Return the bytes that a plan of zero 2 or 3 needs on a device beside what owners keep."""
     return _sharded_memory(plan, profile, _shapes(plan, device)[0], device, {})
 
 
@@ -48,6 +49,7 @@ def _sharded_memory(
     """Return `sharded_memory` of a device's stage, given how much of each layer it owns."""
     mine = set(plan.layers_of(device))
     alone = {layer for layer in mine if plan.num_holders[layer] == 1}
+    levels = [plan.sharding_of(layer) for layer in range(plan.num_layers)]
 
     def tied_layers(piece: Piece) -> set[int]:
         return {layer for layer in range(plan.num_layers) if profile.tied_home(layer) == piece.home}
@@ -59,7 +61,7 @@ def _sharded_memory(
         return share_of(piece) < 1 and not (piece.home in alone and not piece.tied)
 
     def is_summed_once(piece: Piece) -> bool:
-        if plan.sharding_of(piece.home) is Sharding.STATES:
+        if levels[piece.home] is Sharding.STATES:
             return True
         if not piece.tied:
             return False
@@ -72,7 +74,7 @@ def _sharded_memory(
         return any(plan.num_holders[layer] > (layer in mine) for layer in layers)
 
     def is_fetched(piece: Piece) -> bool:
-        return plan.sharding_of(piece.home) is Sharding.WEIGHTS
+        return levels[piece.home] is Sharding.WEIGHTS
 
     ((number, _),) = plan.places[device]
     pipeline = plan.pipelines[number]
@@ -116,8 +118,8 @@ def plan_memories(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[s
 
 
 def memories_without_owner(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, DeviceMemory]:
-    """Return the bytes that a plan of zero 2 or 3 needs on each device beside what owners keep."""
-    return _once_each(plan, profile, cluster, _memory_without_owner, owners_count=False)
+    """Return `memory_without_owner` of each device."""
+    return _once_each(plan, profile, cluster, memory_without_owner, owners_count=False)
 
 
 def _once_each(

@@ -20,6 +20,7 @@ from partition.estimates.effort import ChoiceEffort
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memories
 from partition.estimates.step_estimate import StepEstimate
+from partition.estimates.weight_gathers import gathers_s
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
@@ -105,6 +106,8 @@ class Contest:
             if index >= (1 if weight > effort.heavy_instructions else least) and weight > budget:
                 continue
             if max(self._estimate.busy_s(plan).values()) > self.step_s:
+                continue
+            if gathers_s(plan, self._costs) > self.step_s:
                 continue
             if lost == most_lost:
                 break

@@ -190,9 +190,10 @@ class SharedPipelineCosts:
         return self._alone[key]
 
     def _shape(self, stage: TimedStage, samples: int, in_flight: int) -> StageShape:
-        planned = stage.leanest(self.costs, samples, in_flight)
-        again, each = planned.recompute, planned.segment_layers
-        return StageShape(*planned.layers, in_flight, samples, again, segment_layers=each)
+        shape = StageShape(stage.start, stage.stop, in_flight, samples, stage.recompute)
+        if not stage.recompute:
+            return shape
+        return replace(shape, segment_layers=self.costs.segment_layers(shape, stage.device.kind))
 
 
 def _places(draft: Draft) -> dict[str, list[tuple[int, int, SharedPipeline]]]:

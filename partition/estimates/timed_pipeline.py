@@ -148,8 +148,7 @@ class PipelineTiming:
     @cached_property
     def optimizer_s(self) -> float:
         """Return the seconds of the longest optimizer step."""
-        prices = self.costs.prices
-        return max(prices.optimizer_s(s.device, range(s.start, s.stop)) for s in self.stages)
+        return max(self.costs.optimizer_s(s.device, s.start, s.stop) for s in self.stages)
 
     def bound_s(self, num_samples: int, in_flight: Sequence[int]) -> float:
         """Return Z of these samples as if the devices served nothing else, without the optimizer step."""
@@ -340,7 +339,7 @@ class TimingCache:
         key = (
             microbatch_size,
             tuple((self._alike(s.device), s.start, s.stop, s.recompute) for s in stages),
-            tuple(self._links(*channel) for channel in channels),
+            tuple(self.links(*channel) for channel in channels),
         )
         if key not in self._timings:
             self._timings[key] = PipelineTiming(self.costs, stages, channels, microbatch_size)
@@ -355,7 +354,7 @@ class TimingCache:
             found = self._devices[device.name] = self._numbers.setdefault(kind, len(self._numbers))
         return found
 
-    def _links(self, one: Device, other: Device) -> int:
+    def links(self, one: Device, other: Device) -> int:
         """Return a number that channels with equal links both ways share, and all those inside a device."""
         key = (one.name, other.name)
         found = self._channels.get(key)

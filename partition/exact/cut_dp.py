@@ -54,22 +54,29 @@ class CutOptimizer:
         return tuple(self._class_of[device.name] for device in devices)
 
     def recut(
-        self, devices: Sequence[Device], microbatch_size: int, num_samples: int, *, recompute: bool = True
+        self,
+        devices: Sequence[Device],
+        microbatch_size: int,
+        num_samples: int,
+        *,
+        recompute: bool = True,
+        period_s: float | None = None,
     ) -> TimedPipeline | None:
         """Return the pipeline with the cuts of least makespan bound Z; None where memory takes no cuts.
 
-        The period that in_flight is for is guessed, then taken from the cuts.
+        The period that in_flight is for is guessed, then taken from the cuts. period_s: the first guess,
+        where one is known; it counts if these devices are asked for the first time.
         """
         if len(devices) > self.tables.num_layers:
             return None
-        route = self.timings.costs.network.route
-        class_indices = self.entries(devices)
-        links = tuple(
-            (route(a.name, b.name).link, route(b.name, a.name).link) for a, b in itertools.pairwise(devices)
-        )
+        class_indices, links_of = self.entries(devices), self.timings.links
+        links = tuple(links_of(one, other) for one, other in itertools.pairwise(devices))
         key = (class_indices, links, microbatch_size, num_samples, recompute)
         if key not in self._done:
-            self._done[key] = self._cut(devices, class_indices, microbatch_size, num_samples, recompute)
+            guess_s = period_s or self._least_period_s(class_indices, microbatch_size)
+            self._done[key] = self._cut(
+                devices, class_indices, microbatch_size, num_samples, recompute, guess_s
+            )
         found = self._done[key]
         if found is None:
             return None
@@ -86,10 +93,8 @@ class CutOptimizer:
         microbatch_size: int,
         num_samples: int,
         recompute: bool,
+        period: float,
     ) -> tuple[TimedStage, ...] | None:
-        size = self.tables.at(microbatch_size)
-        whole = size.busy_s[list(class_indices), 0, -1]
-        period = float(1 / (1 / np.maximum(whole, 1e-300)).sum())
         count = num_samples / microbatch_size
         places = self._places(devices, class_indices, microbatch_size, count, recompute)
         if not places:
@@ -115,10 +120,14 @@ class CutOptimizer:
             period = max(own, 1e-300)  # where all times are zero, so is it
         return best[1] if best else None
 
+    def _least_period_s(self, class_indices: Sequence[int], microbatch_size: int) -> float:
+        """Return the period of places that are all always busy."""
+        whole = self.tables.at(microbatch_size).busy_s[list(class_indices), 0, -1]
+        return float(1 / (1 / np.maximum(whole, 1e-300)).sum())
+
     def _link(self, one: Device, other: Device, microbatch_size: int) -> tuple[Floats, Floats]:
         """Return [layer] of a link: both ways with latency; the slower way's occupation. 0 at the end."""
-        route = self.timings.costs.network.route
-        key = (route(one.name, other.name).link, route(other.name, one.name).link, microbatch_size)
+        key = (self.timings.links(one, other), microbatch_size)
         if key not in self._links:
             rows = [
                 self.timings.costs.message_s(one, other, layer, microbatch_size)

@@ -273,6 +273,18 @@ class FamilySpace:
             taken = self.after(taken, family)
         return found
 
+    def pipelines(self, families: FamilySet) -> object:
+        """Return what sets share whose pipelines differ in their order, or in devices of one node, alone."""
+        return frozenset(
+            (
+                family.outline.chain,
+                family.outline.microbatch_size,
+                family.cuts,
+                self.nodes_of(layout).tobytes(),
+            )
+            for family, layout in zip(families, self.layouts(families), strict=True)
+        )
+
     def after(self, taken: Sequence[int], family: Family) -> Counts:
         """Return the devices of each class that are taken once a family has its own."""
         return tuple(t + used for t, used in zip(taken, family.uses(len(self.counts)), strict=True))

@@ -49,6 +49,7 @@ class FamilyCutter:
         self._timings = {1: search.timings}
         self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
         self.known: dict[object, EstimatedSet | None] = {}
+        self._periods: dict[object, float] = {}  # of the latest cuts of some classes and a microbatch size
         self._messages: dict[object, tuple[float, float]] = {}
         self._between: dict[tuple[str, ...], tuple[Link, Link]] = {}
 
@@ -81,10 +82,17 @@ class FamilyCutter:
 
     def _cut(self, outline: Outline, layout: Layout, at_once: int) -> Iterator[tuple[Family, PipelineTiming]]:
         charges, known = self._charges(outline, layout), set[tuple[Cut, ...]]()
+        alike = (tuple(sorted(outline.chain)), outline.microbatch_size)
         for times in dict.fromkeys((charges, tuple(min(charge, 1) for charge in charges))):
             cutter = self._cutter(times, at_once)
-            cut = cutter.recut(layout.row, outline.microbatch_size, self._share(outline))
+            cut = cutter.recut(
+                layout.row,
+                outline.microbatch_size,
+                self._share(outline),
+                period_s=self._periods.get(alike),
+            )
             if cut is not None:
+                self._periods[alike] = cut.timing.period_s
                 cuts = tuple((stage.start, stage.stop, stage.recompute) for stage in cut.stages)
                 if cuts not in known:
                     known.add(cuts)

@@ -33,7 +33,8 @@ from partition.local_search.families import Counts, FamilySpace, Layout, Outline
 from partition.local_search.family_cuts import ROUNDING, card_messages_s, with_messages_s
 from partition.local_search.starts import SearchSpace
 
-PRECISION = 3e-3  # relative: how far a step with whole layers may be above what is returned
+PRECISION = 1e-2  # relative: how far a step with whole layers may be above what is returned
+WIDER = 1.25  # times a step that is too short: the next one that is tried
 
 
 class _Row(NamedTuple):
@@ -53,6 +54,7 @@ class FamilyFloors:
         self._messages: dict[object, tuple[float, float, float, float]] = {}
         self._rows: dict[tuple[int, int], _Row] = {}
         self._clocks: dict[object, float] = {}
+        self._rough: dict[object, float] = {}
         self._floors: dict[object, float] = {}
 
     def floor_s(self, outline: Outline, taken: Counts) -> float:
@@ -69,11 +71,41 @@ class FamilyFloors:
             self._clocks[key] = self._clock_s(chain, copies, size, links_s)
         return self._clocks[key]
 
+    def rough_s(self, chain: ClassOrder, copies: int, size: int) -> float:
+        """Return a lower floor, sooner known, that forgets that layers are whole."""
+        key = (chain, copies, size)
+        if key not in self._rough:
+            self._rough[key] = self._clock_s(chain, copies, size, (), whole_layers=False)
+        return self._rough[key]
+
     def of_both_s(self, first: Outline, vector: Counts, copies: int) -> float:
         """Return seconds that no family with a second one beside is estimated below, however it is filled."""
         chain = tuple(c for c, m in enumerate(vector) for _ in range(m))
         rate = first.copies * self._rate(first.chain, first.microbatch_size) + copies * self._rate(chain)
         return self._search.problem.global_batch_size / rate * ROUNDING
+
+    def of_batch_s(self, first: Outline, vector: Counts, copies: int) -> float:
+        """Return a higher one, later known: of what each of both takes for the whole batch at least.
+
+        Neither takes less for a part of the batch than its share of that.
+        """
+        second_s = min(
+            self.rough_s(order, copies, size)
+            for order in self._space.orders(vector)
+            for size in self._search.problem.microbatch_sizes
+        )
+        first_s = self._of_first_s(first)
+        return first_s * second_s / (first_s + second_s) if second_s and first_s < math.inf else 0.0
+
+    def most_beside_s(self, first: Outline, step_s: float) -> float:
+        """Return what a second family may take for the whole batch so that both do it in a step."""
+        first_s = self._of_first_s(first)
+        return first_s * step_s / (first_s - step_s) if step_s < first_s < math.inf else math.inf
+
+    def _of_first_s(self, first: Outline) -> float:
+        """Return a floor of the whole batch in microbatches of its size, or smaller ones."""
+        sizes = [size for size in self._search.problem.microbatch_sizes if size <= first.microbatch_size]
+        return min(self.rough_s(first.chain, first.copies, size) for size in sizes)
 
     def _rate(self, chain: ClassOrder, most: float = math.inf) -> float:
         """Return the most samples a second of a chain in microbatches of a size or a smaller one."""
@@ -100,7 +132,15 @@ class FamilyFloors:
         """Return the samples of a copy."""
         return -(-self._search.problem.global_batch_size // copies)
 
-    def _clock_s(self, chain: ClassOrder, copies: int, size: int, links_s: Sequence[float]) -> float:
+    def _clock_s(
+        self,
+        chain: ClassOrder,
+        copies: int,
+        size: int,
+        links_s: Sequence[float],
+        *,
+        whole_layers: bool = True,
+    ) -> float:
         if len(chain) > self._search.problem.profile.num_layers:
             return math.inf
         places_s, in_all = self._places(chain, size)
@@ -112,7 +152,9 @@ class FamilyFloors:
             behind += price
             in_all += price * before
             before -= links_s[place - 1] if links_s and place else 0.0
-        least_s = self._with_whole_layers_s(chain, size, count, links_s, in_all / behind)
+        least_s = in_all / behind
+        if whole_layers:
+            least_s = self._with_whole_layers_s(chain, size, count, links_s, least_s)
         return least_s * (1.0 if whole else part) * ROUNDING
 
     def _with_whole_layers_s(
@@ -136,9 +178,9 @@ class FamilyFloors:
             return math.inf
         if low_s <= 0 or enough(low_s):
             return low_s
-        high_s = low_s * 2
+        high_s = low_s * WIDER
         while not enough(high_s):
-            low_s, high_s = high_s, high_s * 2
+            low_s, high_s = high_s, high_s * WIDER
         while high_s > low_s * (1 + PRECISION):
             middle_s = (low_s + high_s) / 2
             low_s, high_s = (low_s, middle_s) if enough(middle_s) else (middle_s, high_s)

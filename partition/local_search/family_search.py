@@ -50,11 +50,12 @@ def best_families(
 ) -> list[PipelineSet]:
     """Return sets of families by the simulator, best first.
 
-    step_s: of the best plan that is known; families far above it by their estimates are not simulated, and
-    those that are so by the simulator not changed further. simulate: seconds of a plan's step.
+    step_s: of the best plan that is known; families far above it by their estimates are not simulated, those
+    sure to be so not even cut, and those that are so by the simulator not changed further. simulate: seconds
+    of a plan's step.
     """
     effort = search.effort.families
-    starts = FamilyStarts(search, effort)
+    starts = FamilyStarts(search, effort, effort.hopeless * step_s)
     simulated = _Simulated(search, starts.cutter, simulate)
     likely, best_s, in_vain = islice(starts.likely(), effort.simulated), math.inf, 0
     first = list(islice(likely, FIRST))
@@ -88,12 +89,16 @@ class _Simulated:
     def __post_init__(self) -> None:
         self.known: dict[FamilySet, float] = {}
         self.ticks = 0.0
+        self._alike: dict[object, float] = {}
         self._asked: dict[FamilySet, tuple[Sequence[TimedPipeline], Sequence[int]]] = {}
 
     def step_s(self, families: FamilySet, within_s: float = math.inf) -> float:
         """Return the step of families; inf where they are no plan, or where it is sure to be longer."""
         if families in self.known:
             return self.known[families]
+        pipelines = self.cutter.space.pipelines(families)
+        if pipelines in self._alike:
+            return self._alike[pipelines]
         if families not in self._asked:
             self._asked[families] = self._timed(families)
         timed, samples = self._asked[families]
@@ -104,6 +109,7 @@ class _Simulated:
         if plan is not None and any(timing.least_s(count) > within_s for timing, count in alike if count):
             return math.inf
         self.known[families] = self.simulate(plan) if plan is not None else math.inf
+        self._alike[pipelines] = self.known[families]
         return self.known[families]
 
     def _timed(self, families: FamilySet) -> tuple[Sequence[TimedPipeline], Sequence[int]]:

@@ -41,8 +41,13 @@ class _Group:
         return list(self.make())
 
 
-def in_order(groups: Sequence[_Group], *, used: bool = False) -> Iterator[EstimatedSet]:
-    """Give the sets of groups by their estimates, as a stable sort does; used: times their group's share."""
+def in_order(
+    groups: Sequence[_Group], *, used: bool = False, within_s: float = math.inf
+) -> Iterator[EstimatedSet]:
+    """Give the sets of groups by their estimates, as a stable sort does, up to within_s.
+
+    used: by their estimates times their group's share.
+    """
     shares = [group.used if used else 1.0 for group in groups]
     queue = [
         (share * group.rough_s, ROUGH, at, 0)
@@ -51,6 +56,8 @@ def in_order(groups: Sequence[_Group], *, used: bool = False) -> Iterator[Estima
     heapify(queue)
     while queue:
         floor_s, state, at, place = heappop(queue)
+        if floor_s > within_s:
+            return
         group, share = groups[at], shares[at]
         if state == MADE:
             yield group.sets[place]
@@ -62,10 +69,13 @@ def in_order(groups: Sequence[_Group], *, used: bool = False) -> Iterator[Estima
 
 
 class FamilyStarts:
-    """The families that a search begins with; owns what cuts them."""
+    """The families that a search begins with; owns what cuts them.
 
-    def __init__(self, search: SearchSpace, effort: FamilyEffort) -> None:
-        self._space, self._effort = FamilySpace(search), effort
+    within_s: none is given of which an estimate above that is certain, and hardly any of them is cut.
+    """
+
+    def __init__(self, search: SearchSpace, effort: FamilyEffort, within_s: float = math.inf) -> None:
+        self._space, self._effort, self._within_s = FamilySpace(search), effort, within_s
         self.cutter = FamilyCutter(search, self._space)
         self._floors = FamilyFloors(search, self._space)
 
@@ -84,31 +94,26 @@ class FamilyStarts:
         turns = (pair for pairs in zip_longest(*rankings) for pair in pairs if pair is not None)
         given = set[object]()
         for families in (estimated.families for estimated in turns):
-            alike = self._pipelines(families)
+            alike = self._space.pipelines(families)
             if alike not in given and self._space.as_many_as_wished(families):
                 given.add(alike)
                 yield families
 
-    def _pipelines(self, families: FamilySet) -> object:
-        """Return what sets share whose pipelines differ in their order, or in devices of one node, alone."""
-        layouts = self._space.layouts(families)
-        return frozenset(
-            (
-                family.outline.chain,
-                family.outline.microbatch_size,
-                family.cuts,
-                self._space.nodes_of(layout).tobytes(),
-            )
-            for family, layout in zip(families, layouts, strict=True)
-        )
-
     def _ranked(self, chosen: Sequence[tuple[Counts, int]], *, shared: bool) -> Iterator[EstimatedSet]:
         """Give the families of vectors, and the best with a second family beside, least estimate first."""
-        none = (0,) * len(self._space.counts)
-        alone = [group for vector, copies in chosen for group in self._of(vector, copies, none, shared)]
-        first = list(islice(in_order(alone, used=True), self._effort.second))
+        none, within_s = (0,) * len(self._space.counts), self._within_s
+        alone = [
+            group
+            for vector, copies in chosen
+            for group in self._of(vector, copies, none, shared, within_s / self._used(vector, copies))
+        ]
+        first = list(islice(in_order(alone, used=True, within_s=within_s), self._effort.second))
         both = [group for one in first for group in self._with_second(one, shared)]
-        return in_order([*alone, *both])
+        return in_order([*alone, *both], within_s=within_s)
+
+    def _used(self, vector: Counts, copies: int) -> float:
+        """Return the share of the cluster's speed in so many copies of a chain."""
+        return self._space.rate(tuple(copies * m for m in vector)) / self._space.rate(self._space.counts)
 
     def _vectors(self) -> list[tuple[Counts, int]]:
         """Return (devices of each class, copies) by closed forms: alone, and with others on what is left."""
@@ -126,25 +131,26 @@ class FamilyStarts:
         ranked = sorted(alone)[: effort.kept] + sorted(mixed)[: effort.kept_with_rest]
         return list(dict.fromkeys((vector, copies) for _, vector, copies in ranked))
 
-    def _of(self, vector: Counts, copies: int, taken: Counts, shared: bool) -> list[_Group]:
+    def _of(self, vector: Counts, copies: int, taken: Counts, shared: bool, within_s: float) -> list[_Group]:
         """Return, for each of its runs, the best family of a vector, and a near one of another size.
 
-        All sizes of microbatches are cut for the first order of classes, the two best for the others.
+        All sizes of microbatches are cut for the first order of classes, the two best for the others; none
+        whose floor is above within_s.
         """
         problem = self._space.problem
         sizes = [s for s in problem.microbatch_sizes if s <= max(1, problem.global_batch_size // copies)]
         sizes = sizes or list(problem.microbatch_sizes[:1])
         orders, floors = self._space.orders(vector), self._floors
         runs = sorted(self._space.runs(vector, copies))
-        rough_s = min(floors.clock_s(order, copies, size) for order in orders for size in sizes)
-        used = self._space.rate(tuple(copies * m for m in vector)) / self._space.rate(self._space.counts)
+        rough_s = min(floors.rough_s(order, copies, size) for order in orders for size in sizes)
+        used = self._used(vector, copies)
 
         def group(run: int) -> _Group:
             outlines = [Outline(order, copies, size, run) for order in orders for size in sizes]
             return _Group(
                 rough_s,
                 lambda: min(floors.floor_s(outline, taken) for outline in outlines),
-                lambda: self._best(orders, sizes, outlines[0], taken, shared),
+                lambda: self._best(orders, sizes, outlines[0], taken, shared, within_s),
                 used,
             )
 
@@ -160,23 +166,32 @@ class FamilyStarts:
         outline: Outline,
         taken: Counts,
         shared: bool,
+        most_s: float,
     ) -> list[EstimatedSet]:
-        """Return the best family of some orders of classes and sizes, and a near one of another size."""
+        """Return the best family of some orders of classes and sizes, and a near one of another size.
+
+        most_s: none is cut whose floor is above that.
+        """
         of_size: dict[int, EstimatedSet] = {}
 
         def cut(order: ClassOrder, size: int, within_s: float) -> None:
             """Keep the best of each size: no other is given."""
-            found = self._cut(replace(outline, chain=order, microbatch_size=size), taken, shared, within_s)
+            own = replace(outline, chain=order, microbatch_size=size)
+            if self._floors.floor_s(own, taken) > min(within_s, most_s):
+                return
+            found = self.cutter.cut(own, taken, shared=shared, within_s=within_s)
             if found is not None and (size not in of_size or found.step_s < of_size[size].step_s):
                 of_size[size] = found
 
         def floor_s(size: int) -> float:
             return self._floors.floor_s(replace(outline, microbatch_size=size), taken)
 
-        for size in sorted(sizes, key=floor_s):
+        rising = sorted(sizes, key=floor_s)
+        for size in rising:
             known = sorted(map(_seconds, of_size.values()))
             cut(orders[0], size, known[1] if len(known) > 1 else math.inf)
-        near = sorted(of_size, key=lambda size: of_size[size].step_s)[:2] or sizes[:1]
+        others = rising[:2] if math.isfinite(most_s) else sizes[:1]
+        near = sorted(of_size, key=lambda size: of_size[size].step_s)[:2] or others
         for order in orders[1:]:
             for size in near:
                 best_s = min(map(_seconds, of_size.values()), default=math.inf)
@@ -184,12 +199,6 @@ class FamilyStarts:
                 cut(order, size, min(own_s, NEAR * best_s))
         best = sorted(of_size.values(), key=_seconds)[:2]
         return [one for one in best if one is best[0] or one.step_s < NEAR * best[0].step_s]
-
-    def _cut(self, outline: Outline, taken: Counts, shared: bool, within_s: float) -> EstimatedSet | None:
-        """Return the family of an outline; None where none fits, or none is so short."""
-        if self._floors.floor_s(outline, taken) > within_s:
-            return None
-        return self.cutter.cut(outline, taken, shared=shared, within_s=within_s)
 
     def _with_second(self, first: EstimatedSet, shared: bool) -> Iterator[_Group]:
         """Give groups of a family with a second one on the devices that it leaves."""
@@ -206,14 +215,17 @@ class FamilyStarts:
                 continue
             options.append((-copies * space.rate(vector) / (1 + 0.02 * sum(vector)), vector, copies))
         for _, vector, copies in sorted(options)[: effort.second_options]:
-            floor_s = self._floors.of_both_s(family.outline, vector, copies)
-            yield _Group(floor_s, lambda: 0.0, partial(self._both, family, vector, copies, used, shared))
+            rough_s = self._floors.of_both_s(family.outline, vector, copies)
+            floor_s = partial(self._floors.of_batch_s, family.outline, vector, copies)
+            yield _Group(rough_s, floor_s, partial(self._both, family, vector, copies, used, shared))
 
     def _both(
         self, family: Family, vector: Counts, copies: int, used: Counts, shared: bool
     ) -> Iterator[EstimatedSet]:
         """Give a family with the first two families of a vector on devices that it leaves."""
-        seconds = (second for group in self._of(vector, copies, used, shared) for second in group.sets)
+        most_s = self._floors.most_beside_s(family.outline, self._within_s)
+        groups = self._of(vector, copies, used, shared, most_s)
+        seconds = (second for group in groups for second in group.sets)
         for second in islice(seconds, 2):
             families = (family, *second.families)
             step_s = self.cutter.estimate_s(families, shared=shared)

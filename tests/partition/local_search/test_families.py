@@ -253,10 +253,39 @@ def test_what_is_not_cut_would_not_have_been_likely(seed: int, monkeypatch: pyte
     likely = list(islice(starts.likely(), 30))
     monkeypatch.setattr(FamilyFloors, "floor_s", lambda *_: 0.0)
     monkeypatch.setattr(FamilyFloors, "clock_s", lambda *_: 0.0)
-    monkeypatch.setattr(FamilyFloors, "of_both_s", lambda *_: 0.0)
+    for name in ("rough_s", "of_both_s", "of_batch_s"):
+        monkeypatch.setattr(FamilyFloors, name, lambda *_: 0.0)
     with_all = FamilyStarts(search, search.effort.families)
     assert list(islice(with_all.likely(), 30)) == likely
     assert len(with_all.cutter.known) > len(starts.cutter.known)
+
+
+def test_hardly_any_family_far_above_a_known_step_is_cut() -> None:
+    search = PipelineSearch(random_sync_problem(0))
+    effort = search.effort.families
+    starts = FamilyStarts(search, effort)
+    first = list(islice(starts.likely(), 5))
+    within_s = 1.02 * starts.cutter.estimate_s(first[0], shared=False)
+    limited = FamilyStarts(search, effort, within_s)
+    assert next(limited.likely()) == first[0]
+    assert len(limited.cutter.known) < len(starts.cutter.known)
+
+
+def test_no_two_families_are_estimated_below_what_each_takes_for_the_whole_batch() -> None:
+    search = PipelineSearch(random_sync_problem(0))
+    starts, space = FamilyStarts(search, search.effort.families), FamilySpace(search)
+    floors, pairs = FamilyFloors(search, space), 0
+    for families in filter(lambda families: len(families) == 2, islice(starts.likely(), 20)):
+        first, second = families
+        chain, copies = second.outline.chain, second.outline.copies
+        vector = tuple(map(chain.count, range(len(space.counts))))
+        estimate_s = starts.cutter.estimate_s(families, shared=False)
+        assert floors.of_batch_s(first.outline, vector, copies) <= estimate_s
+        ways = product(space.orders(vector), (1, 2))
+        second_s = min(floors.rough_s(order, copies, size) for order, size in ways)
+        assert second_s <= floors.most_beside_s(first.outline, estimate_s)
+        pairs += 1
+    assert pairs
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -324,6 +353,27 @@ def test_without_sync_the_plan_is_the_same_as_without_families() -> None:
     problem = random_sync_problem(1)
     fast = replace(problem, cluster=replace(problem.cluster, network=Link(0.0, 1e12)))
     assert planned(fast, families=True) == planned(fast, families=False)
+
+
+def test_sets_that_differ_in_devices_of_a_node_alone_are_simulated_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = random_sync_problem(0)
+    evaluate = evaluator(problem.profile, problem.cluster)
+
+    def num_simulated() -> int:
+        simulated = []
+
+        def simulate(plan: Plan) -> float:
+            simulated.append(plan.pipelines)
+            return evaluate(plan).step_s
+
+        best_families(PipelineSearch(problem), simulate, math.inf)
+        return len(simulated)
+
+    once = num_simulated()
+    monkeypatch.setattr(FamilySpace, "pipelines", lambda _, families: families)
+    assert 10 < once < num_simulated()
 
 
 @pytest.mark.slow
