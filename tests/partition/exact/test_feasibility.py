@@ -217,16 +217,20 @@ def test_the_search_goes_on_from_the_pipeline_that_fits(seed: int) -> None:
     assert check_auto(seed) == ("plan", True)
 
 
+SOON_PLANNED = (303, 304, 305, 306, 308, 309, 310, 311, 314, 315, 316, 319)
+"""Seeds up to 320 whose problems take a second or two; the others are below, too."""
+
+
 @pytest.mark.slow
 def test_tight_problems_end_in_a_plan_or_in_what_is_missing() -> None:
-    found = Counter(on_all_cores(check_auto, range(300, 320)))
-    assert found["plan", True] > 5 and found["missing", False] > 5, found
+    found = Counter(map(check_auto, SOON_PLANNED))
+    assert found["plan", True] >= 5 and found["missing", False] >= 7, found
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_hundreds_of_tight_problems_end_in_a_plan_or_in_what_is_missing() -> None:
-    found = Counter(on_all_cores(check_auto, range(320, 820)))
+    found = Counter(on_all_cores(check_auto, range(300, 820)))
     assert found["plan", True] > 200 and found["missing", False] > 200, found
 
 
