@@ -71,7 +71,8 @@ class ClusterSplit:
         for size in sizes:
             grid = _grid(batch // size, self.growth)
             if self.for_bound and size > 1:
-                wanted |= {(size, 1, size): grid, (size, size, size): grid}
+                few = [0] if self.growth > GROWTH else grid  # as many amounts again where there is time
+                wanted |= {(size, 1, size): grid, (size, size, size): few}
             else:
                 wanted |= dict.fromkeys(families(size), grid)
         self.add(wanted)
@@ -168,13 +169,17 @@ class ClusterSplit:
             family: self._family_done(family, rows, limit, upper=upper) for family, rows in self.least.items()
         }
         if upper:  # the full microbatches in front of a smaller one take as long without it
-            for family in [
-                family for family in done if family[1] < family[0] and 0 not in self.least[family]
-            ]:
+            for family in [one for one in done if one[1] < one[0] and 0 not in self.least[one]]:
                 size, _, most = family
+                if not self._all_full(size):
+                    continue
                 top = np.minimum(done[family], done[size, size, size] + min(most, size - 1))
                 done[family] = self._ruled_out(_ending(top, family), family, limit)
         return done
+
+    def _all_full(self, size: int) -> bool:
+        """Return whether amounts of full microbatches are known, not a single one alone."""
+        return 0 not in self.least.get((size, size, size), (0,))
 
     def _family_done(self, family: Family, rows: dict[int, Floats], step_s: float, *, upper: bool) -> Places:
         batch, (size, least, most) = self.tables.problem.global_batch_size, family
@@ -298,7 +303,7 @@ class ClusterSplit:
             below = max([0, *(k for k in known if k < count)])
             near |= {(below + count + 1) // 2} if count - below > 2 else set()
             full = {samples // size} - {0}
-            if least < size and full - self.least[size, size, size].keys():
+            if least < size and self._all_full(size) and full - self.least[size, size, size].keys():
                 wanted.setdefault((size, size, size), set()).update(full)
             if near - known.keys():
                 wanted.setdefault(family, set()).update(near)
@@ -318,6 +323,8 @@ class ClusterSplit:
             return False
         for family in divided:
             del self.least[family]
+            if not self._all_full(family[0]):
+                self.least.pop((family[0],) * 3, None)  # a single microbatch as large as the others
         self.add(wanted)
         self.add_exact(exact, min(self._most_s, step_s * NEAR))
         return bool(wanted or exact)
