@@ -163,10 +163,12 @@ class FamilyEffort:
     """Vectors that are cut, least closed forms first."""
     kept_with_rest: int = 9
     """Those that are cut too as best if the devices that they leave over do their part."""
-    second: int = 6
-    """Families that get a second one on the devices that they leave over."""
-    second_options: int = 3
-    """Second families of each of them."""
+    second: int = 24
+    """Families that may get a second one on the devices that they leave over."""
+    second_options: int = 20
+    """Second families of each of them that a closed form is asked of."""
+    pairs: int = 24
+    """Of all of these, those that are cut."""
     simulated: int = 64
     """Starts that are simulated at most."""
     always_simulated: int = 16
@@ -183,10 +185,10 @@ class FamilyEffort:
     """Starts that are changed, best first."""
     climb_hopeless: float = 1.15
     """Times the best start's step: none as slow is changed."""
-    climb_tries: int = 60
-    """Sets that are simulated from each start."""
-    most_in_vain: int = 40
-    """Of them in a row, after which changing ends."""
+    climb_tries: int = 30
+    """Random changes of each start; in the end all that are one change away from the best follow."""
+    most_in_vain: int = 16
+    """Of them in a row, after which changing at random ends."""
     most_changes: int = 400
     """Random changes of a start, most of which lead nowhere or were tried before."""
     most_climb_ticks: int = 1_600_000
@@ -196,8 +198,9 @@ class FamilyEffort:
 LARGE_FAMILIES = FamilyEffort(
     kept=14,
     kept_with_rest=6,
-    second=4,
-    second_options=2,
+    second=6,
+    second_options=6,
+    pairs=8,
     always_simulated=4,
     most_start_ticks=250_000,
     climbed=1,

@@ -2,17 +2,22 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, combinations, permutations
 
+from partition.estimates.device_classes import ClassOrder
 from partition.estimates.effort import FamilyEffort
-from partition.local_search.families import Family, FamilySet, Outline
-from partition.local_search.family_cuts import FamilyCutter
+from partition.local_search.families import Counts, Family, FamilySet, Outline
+from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
+from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.moves import GAIN
 
 MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "class", "fewer", "recut")
 """A layer from one stage to another; microbatch size; runs, grouped or nested; two stages swapped; a stage
 less, more, or of another class; fewer copies; new cuts. As often as named."""
+BUSY = 0.25  # share of a step, as where families begin
+NEAR = 1.05  # times the estimate of the best: families above it are not simulated in the end
 EvaluateFamilies = Callable[[FamilySet, float], float]
 """Seconds of a step of families; inf where they are no plan, and maybe where it is above so many seconds."""
 
@@ -20,9 +25,15 @@ EvaluateFamilies = Callable[[FamilySet, float], float]
 class FamilyClimb:
     """Hill climbing over sets of families, with a fixed number of tries and a fixed seed."""
 
-    def __init__(self, cutter: FamilyCutter, evaluate: EvaluateFamilies, effort: FamilyEffort) -> None:
+    def __init__(
+        self,
+        cutter: FamilyCutter,
+        evaluate: EvaluateFamilies,
+        effort: FamilyEffort,
+        floors: FamilyFloors | None = None,
+    ) -> None:
         self._cutter, self._space, self._effort = cutter, cutter.space, effort
-        self._evaluate = evaluate
+        self._evaluate, self._floors = evaluate, floors or FamilyFloors(cutter.search, cutter.space)
 
     def improve(self, families: FamilySet, goes_on: Callable[[], bool], seed: int = 0) -> FamilySet:
         """Return families that are no worse. goes_on: whether another set may be evaluated."""
@@ -41,28 +52,101 @@ class FamilyClimb:
             step_s = self._evaluate(trial, most_s)
             if step_s < most_s:
                 best, best_s, in_vain = trial, step_s, 0
+        return self._settled(best, best_s, seen, goes_on, outlines=False)
+
+    def settled(self, families: FamilySet, goes_on: Callable[[], bool]) -> FamilySet:
+        """Return families that none one change away betters, of those that are estimated as near."""
+        begin_s = self._evaluate(families, math.inf)
+        return self._settled(families, begin_s, {families}, goes_on, outlines=True)
+
+    def _settled(
+        self,
+        best: FamilySet,
+        best_s: float,
+        seen: set[FamilySet],
+        goes_on: Callable[[], bool],
+        *,
+        outlines: bool,
+    ) -> FamilySet:
+        """Return families that none one change away betters; outlines: not those with other cuts alone."""
+        trials = self._near(best, seen, outlines)
+        while trials and goes_on():
+            trial, most_s = trials.pop(0), best_s * (1 - GAIN)
+            seen.add(trial)
+            step_s = self._evaluate(trial, most_s)
+            if step_s < most_s:
+                best, best_s, trials = trial, step_s, self._near(trial, seen, outlines)
         return best
+
+    def _near(self, families: FamilySet, seen: set[FamilySet], outlines: bool) -> list[FamilySet]:
+        """Return families one change away that were not seen, least estimate first, as far as it is near."""
+        own_s = self._cutter.estimate_s(families, shared=False)
+        most_s, busy = NEAR * own_s, self._cutter.cards_busy(EstimatedSet(own_s, families)) >= BUSY
+        found = dict[FamilySet, float]()
+        for at in range(len(families)):
+            others = self._recut(families, at, most_s, busy) if outlines else ()
+            for changed in chain(_all_shifted(families[at]), others):
+                trial = (*families[:at], changed, *families[at + 1 :])
+                if trial not in seen and trial not in found:
+                    found[trial] = self._cutter.estimate_s(trial, shared=False)
+        return [trial for trial in sorted(found, key=lambda it: found[it]) if found[trial] <= most_s]
+
+    def _recut(self, families: FamilySet, at: int, most_s: float, busy: bool) -> Iterator[Family]:
+        """Give what each other outline of one of the families leads to, unless it is sure to be too long.
+
+        busy: whether messages keep a card so busy that cuts for shared links are asked for, too.
+        """
+        before = self._before(families, at)
+        for outline in self._outlines_near(families[at].outline):
+            fitted = self._fitted(families, at, outline)
+            if fitted is None or (len(families) == 1 and self._floors.floor_s(fitted, before) > most_s):
+                continue
+            for shared in (False, True) if busy else (False,):
+                cut = self._cutter.cut(fitted, before, shared=shared)
+                if cut is not None:
+                    yield cut.families[0]
+
+    def _outlines_near(self, old: Outline) -> Iterator[Outline]:
+        """Give outlines one change away: all that `MOVES` speaks of but new cuts."""
+        places, classes = range(len(old.chain)), range(len(self._space.counts))
+        sizes = self._space.problem.microbatch_sizes
+        yield from (replace(old, microbatch_size=size) for size in sizes if size != old.microbatch_size)
+        runs = {1, 2, 4, max(map(old.chain.count, old.chain))} - {old.run}
+        yield from (replace(old, run=run) for run in sorted(runs))
+        yield from (replace(old, copies=copies) for copies in sorted({old.copies - 1, old.copies // 2} - {0}))
+        chains = [_swapped(old.chain, *pair) for pair in combinations(places, 2)]
+        for place in places:
+            before, after = old.chain[:place], old.chain[place + 1 :]
+            chains += [(*before, *after), *((*before, c, *after) for c in classes)]
+            chains += [(*before, c, *old.chain[place:]) for c in classes]
+        chains += [(*old.chain, c) for c in classes]
+        yield from (replace(old, chain=chain) for chain in dict.fromkeys(chains) if chain != old.chain)
 
     def _changed(self, families: FamilySet, rng: random.Random) -> FamilySet | None:
         """Return the families with one of them changed; None where the change leads nowhere."""
         at, shared, move = rng.randrange(len(families)), rng.random() < 0.5, rng.choice(MOVES)
         if move == "shift":
-            changed = _shifted(families[at], rng)
+            stages = range(len(families[at].cuts))
+            changed = _shifted(families[at], *rng.sample(stages, 2)) if len(stages) > 1 else None
         else:
-            outline = self._outline(families, at, move, rng)
-            before = (0,) * len(self._space.counts)
-            for family in families[:at]:
-                before = self._space.after(before, family)
+            moved = self._moved(families[at].outline, move, rng)
+            outline = self._fitted(families, at, moved) if moved is not None else None
+            before = self._before(families, at)
             cut = self._cutter.cut(outline, before, shared=shared) if outline is not None else None
             changed = cut.families[0] if cut is not None else None
         return (*families[:at], changed, *families[at + 1 :]) if changed is not None else None
 
-    def _outline(self, families: FamilySet, at: int, move: str, rng: random.Random) -> Outline | None:
-        """Return a family's outline after a move; with as many copies as possible if its classes change."""
-        old = families[at].outline
-        outline = self._moved(old, move, rng)
-        problem = self._space.problem
-        if outline is None or not 0 < len(outline.chain) <= problem.profile.num_layers:
+    def _before(self, families: FamilySet, at: int) -> Counts:
+        """Return the devices of each class that the families before one have."""
+        before = (0,) * len(self._space.counts)
+        for family in families[:at]:
+            before = self._space.after(before, family)
+        return before
+
+    def _fitted(self, families: FamilySet, at: int, outline: Outline) -> Outline | None:
+        """Return the outline for one of the families; with most copies where its classes change."""
+        old, problem = families[at].outline, self._space.problem
+        if not 0 < len(outline.chain) <= problem.profile.num_layers:
             return None
         others, taken = (*families[:at], *families[at + 1 :]), (0,) * len(self._space.counts)
         for family in others:
@@ -82,9 +166,7 @@ class FamilyClimb:
             longest = max(map(chain.count, chain))
             return replace(old, run=rng.choice([run for run in (1, 2, 4, longest) if run != old.run]))
         if move == "order" and len(set(chain)) > 1:
-            swapped, other = list(chain), rng.randrange(len(chain))
-            swapped[place], swapped[other] = swapped[other], swapped[place]
-            return replace(old, chain=tuple(swapped))
+            return replace(old, chain=_swapped(chain, place, rng.randrange(len(chain))))
         if move == "drop" and len(chain) > 1:
             return replace(old, chain=chain[:place] + chain[place + 1 :])
         if move == "add":
@@ -96,19 +178,28 @@ class FamilyClimb:
         return old if move == "recut" else None
 
 
-def _shifted(family: Family, rng: random.Random) -> Family | None:
-    """Return a family with a layer more in one stage and one less in another; None where that is empty.
+def _swapped(chain: ClassOrder, place: int, other: int) -> ClassOrder:
+    """Return a chain with two of its stages swapped."""
+    swapped = list(chain)
+    swapped[place], swapped[other] = swapped[other], swapped[place]
+    return tuple(swapped)
+
+
+def _all_shifted(family: Family) -> Iterator[Family]:
+    """Give a family with one layer in another stage, in all ways."""
+    for less, more in permutations(range(len(family.cuts)), 2):
+        if (changed := _shifted(family, less, more)) is not None:
+            yield changed
+
+
+def _shifted(family: Family, less: int, more: int) -> Family | None:
+    """Return a family with a layer less in one stage and one more in another; None where that is empty.
 
     All cuts between the two move by one layer: where stages are as busy, no single cut that moves helps.
     """
-    if len(family.cuts) == 1:
-        return None
-    less, more = rng.sample(range(len(family.cuts)), 2)
     by = 1 if more < less else -1
-    starts = [
-        start + by * (min(less, more) < place <= max(less, more))
-        for place, (start, *_) in enumerate(family.cuts)
-    ]
+    first, last = min(less, more), max(less, more)
+    starts = [start + by * (first < place <= last) for place, (start, *_) in enumerate(family.cuts)]
     stops = [*starts[1:], family.cuts[-1][1]]
     if stops[less] <= starts[less]:
         return None

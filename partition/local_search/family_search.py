@@ -1,7 +1,7 @@
 """The best families of a problem: ranked by estimates, decided by the simulator, then changed whole."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -71,10 +71,15 @@ def best_families(
         best_s = min(best_s, found_s)
     if best_s < effort.hopeless * step_s:
         simulated.ticks = 0.0
-        climb = FamilyClimb(starts.cutter, simulated.step_s, effort)
-        for families in sorted(simulated.known, key=lambda it: simulated.known[it])[: effort.climbed]:
+        climb = FamilyClimb(starts.cutter, simulated.step_s, effort, starts.floors)
+
+        def goes_on() -> bool:
+            return simulated.ticks < effort.most_climb_ticks
+
+        for families in list(islice(simulated.unlike(), effort.climbed)):
             if simulated.known[families] <= effort.climb_hopeless * best_s:
-                climb.improve(families, lambda: simulated.ticks < effort.most_climb_ticks)
+                climb.improve(families, goes_on)
+        climb.settled(min(simulated.known, key=lambda it: simulated.known[it]), goes_on)
     return simulated.sets()
 
 
@@ -129,6 +134,15 @@ class _Simulated:
         """Return the step from which on another start would neither be best nor changed further."""
         best = sorted(self.known.values())[: effort.climbed]
         return min(best[-1], effort.climb_hopeless * best[0]) if len(best) == effort.climbed else math.inf
+
+    def unlike(self) -> Iterator[FamilySet]:
+        """Give the starts, best first, but for those with copies of a chain that a better one has, too."""
+        given = set[object]()
+        for families in sorted(self.known, key=lambda it: self.known[it]):
+            copies = {(family.outline.chain, family.outline.copies) for family in families}
+            if not copies & given:
+                given |= copies
+                yield families
 
     def sets(self) -> list[PipelineSet]:
         """Return the sets that are plans, best first."""

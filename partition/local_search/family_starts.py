@@ -69,7 +69,7 @@ def in_order(
 
 
 class FamilyStarts:
-    """The families that a search begins with; owns what cuts them.
+    """The families that a search begins with; owns what cuts them, and their floors.
 
     within_s: none is given of which an estimate above that is certain, and hardly any of them is cut.
     """
@@ -77,7 +77,7 @@ class FamilyStarts:
     def __init__(self, search: SearchSpace, effort: FamilyEffort, within_s: float = math.inf) -> None:
         self._space, self._effort, self._within_s = FamilySpace(search), effort, within_s
         self.cutter = FamilyCutter(search, self._space)
-        self._floors = FamilyFloors(search, self._space)
+        self.floors = FamilyFloors(search, self._space)
 
     def likely(self) -> Iterator[FamilySet]:
         """Give sets of families, likely ones first, by clocks on unshared links.
@@ -108,7 +108,7 @@ class FamilyStarts:
             for group in self._of(vector, copies, none, shared, within_s / self._used(vector, copies))
         ]
         first = list(islice(in_order(alone, used=True, within_s=within_s), self._effort.second))
-        both = [group for one in first for group in self._with_second(one, shared)]
+        both = [self._pair(*pair, shared) for pair in self._pairs(first)]
         return in_order([*alone, *both], within_s=within_s)
 
     def _used(self, vector: Counts, copies: int) -> float:
@@ -140,7 +140,7 @@ class FamilyStarts:
         problem = self._space.problem
         sizes = [s for s in problem.microbatch_sizes if s <= max(1, problem.global_batch_size // copies)]
         sizes = sizes or list(problem.microbatch_sizes[:1])
-        orders, floors = self._space.orders(vector), self._floors
+        orders, floors = self._space.orders(vector), self.floors
         runs = sorted(self._space.runs(vector, copies))
         rough_s = min(floors.rough_s(order, copies, size) for order in orders for size in sizes)
         used = self._used(vector, copies)
@@ -177,53 +177,72 @@ class FamilyStarts:
         def cut(order: ClassOrder, size: int, within_s: float) -> None:
             """Keep the best of each size: no other is given."""
             own = replace(outline, chain=order, microbatch_size=size)
-            if self._floors.floor_s(own, taken) > min(within_s, most_s):
+            if self.floors.floor_s(own, taken) > min(within_s, most_s):
                 return
             found = self.cutter.cut(own, taken, shared=shared, within_s=within_s)
             if found is not None and (size not in of_size or found.step_s < of_size[size].step_s):
                 of_size[size] = found
 
         def floor_s(size: int) -> float:
-            return self._floors.floor_s(replace(outline, microbatch_size=size), taken)
+            return self.floors.floor_s(replace(outline, microbatch_size=size), taken)
 
         rising = sorted(sizes, key=floor_s)
         for size in rising:
             known = sorted(map(_seconds, of_size.values()))
             cut(orders[0], size, known[1] if len(known) > 1 else math.inf)
         others = rising[:2] if math.isfinite(most_s) else sizes[:1]
-        near = sorted(of_size, key=lambda size: of_size[size].step_s)[:2] or others
+        near = sorted(of_size, key=lambda size: (of_size[size].step_s, size))[:2] or others
         for order in orders[1:]:
             for size in near:
                 best_s = min(map(_seconds, of_size.values()), default=math.inf)
                 own_s = of_size[size].step_s if size in of_size else math.inf
                 cut(order, size, min(own_s, NEAR * best_s))
-        best = sorted(of_size.values(), key=_seconds)[:2]
+        best = sorted(of_size.values(), key=lambda one: (one.step_s, _size(one)))[:2]
         return [one for one in best if one is best[0] or one.step_s < NEAR * best[0].step_s]
 
-    def _with_second(self, first: EstimatedSet, shared: bool) -> Iterator[_Group]:
-        """Give groups of a family with a second one on the devices that it leaves."""
+    def _pairs(self, first: Sequence[EstimatedSet]) -> list[tuple[Family, Counts, int]]:
+        """Return families with a vector and copies on the devices that each leaves; those likely to be short.
+
+        By the closed form of the second one, where the first does what its estimate says; the same devices
+        twice count once.
+        """
+        space, batch = self._space, self._space.problem.global_batch_size
+        pairs: dict[frozenset[tuple[Counts, int]], tuple[float, Family, Counts, int]] = {}
+        for one in first:
+            (family,) = one.families
+            copies = family.outline.copies
+            own = tuple(used // copies for used in family.uses(len(space.counts)))
+            for vector, others in self._beside(family):
+                step_s = space.quick_s(vector, others, batch / one.step_s)
+                devices = frozenset({(own, copies), (vector, others)})
+                if devices not in pairs or step_s < pairs[devices][0]:
+                    pairs[devices] = step_s, family, vector, others
+        likely = sorted(pairs.values(), key=lambda pair: pair[0])[: self._effort.pairs]
+        return [(family, vector, copies) for _, family, vector, copies in likely]
+
+    def _beside(self, family: Family) -> list[tuple[Counts, int]]:
+        """Return vectors and copies that would be fastest on the devices that a family leaves."""
         space, effort = self._space, self._effort
-        (family,) = first.families
         used = family.uses(len(space.counts))
         left = tuple(count - u for count, u in zip(space.counts, used, strict=True))
-        if not any(left):
-            return
         options = []
         for vector in space.vectors(left, effort.most_stages, effort.most_vectors):
-            copies = space.room(vector, left, first.families)
-            if not copies:
-                continue
-            options.append((-copies * space.rate(vector) / (1 + 0.02 * sum(vector)), vector, copies))
-        for _, vector, copies in sorted(options)[: effort.second_options]:
-            rough_s = self._floors.of_both_s(family.outline, vector, copies)
-            floor_s = partial(self._floors.of_batch_s, family.outline, vector, copies)
-            yield _Group(rough_s, floor_s, partial(self._both, family, vector, copies, used, shared))
+            if copies := space.room(vector, left, (family,)):
+                options.append((-copies * space.rate(vector) / (1 + 0.02 * sum(vector)), vector, copies))
+        return [(vector, copies) for _, vector, copies in sorted(options)[: effort.second_options]]
+
+    def _pair(self, family: Family, vector: Counts, copies: int, shared: bool) -> _Group:
+        """Return a family with others of a vector beside it."""
+        used = family.uses(len(self._space.counts))
+        rough_s = self.floors.of_both_s(family.outline, vector, copies)
+        floor_s = partial(self.floors.of_batch_s, family.outline, vector, copies)
+        return _Group(rough_s, floor_s, partial(self._both, family, vector, copies, used, shared))
 
     def _both(
         self, family: Family, vector: Counts, copies: int, used: Counts, shared: bool
     ) -> Iterator[EstimatedSet]:
         """Give a family with the first two families of a vector on devices that it leaves."""
-        most_s = self._floors.most_beside_s(family.outline, self._within_s)
+        most_s = self.floors.most_beside_s(family.outline, self._within_s)
         groups = self._of(vector, copies, used, shared, most_s)
         seconds = (second for group in groups for second in group.sets)
         for second in islice(seconds, 2):

@@ -217,6 +217,26 @@ def test_a_layer_moves_past_stages_that_are_as_busy(monkeypatch: pytest.MonkeyPa
     assert best[0].cuts == ((0, 3, False), (3, 6, True), (6, 9, False))
 
 
+def test_changes_end_where_no_family_one_change_away_is_better() -> None:
+    # From chains (fast, fast, slow) twice, chance alone would have to find the one place, class and cuts
+    problem = problem_of_nodes(
+        {"fast": 1.0, "slow": 0.5}, [("fast", 4)] * 2 + [("slow", 4)], network=Link(0.0, 1e4), batch=32
+    )
+    search, simulate = PipelineSearch(problem), evaluator(problem.profile, problem.cluster)
+    cutter = FamilyCutter(search, FamilySpace(search))
+
+    def step_s(families: FamilySet, _: float) -> float:
+        timed = cutter.timed(families)
+        plan = search.plan("families", timed) if timed is not None else None
+        return simulate(plan).step_s if plan is not None else math.inf
+
+    climb = FamilyClimb(cutter, step_s, search.effort.families)
+    begin = (Family(Outline((0, 0, 1), 2, 1, run=1), ((0, 4, False), (4, 7, False), (7, 8, False))),)
+    best = climb.settled(begin, lambda: True)
+    assert step_s(best, math.inf) < 0.6 * step_s(begin, math.inf)
+    assert climb.settled(best, lambda: True) == best
+
+
 def test_two_families_share_a_cluster_that_one_does_not_fill() -> None:
     # a chain (fast, fast, slow) twice leaves two slow devices, which are a family of their own
     problem = problem_of_nodes(
@@ -226,6 +246,33 @@ def test_two_families_share_a_cluster_that_one_does_not_fill() -> None:
     sets = list(FamilyStarts(search, search.effort.families).likely())
     assert any(len(families) == 2 for families in sets)
     assert all(families for families in sets)
+
+
+def test_pairs_are_ranked_by_what_both_do() -> None:
+    # With second families for the six alone that use their devices best alone, the best had taken 170.8 s
+    problem = problem_of_nodes(
+        {"fast": 1.0, "mid": 0.6, "slow": 0.5},
+        [("fast", 4)] + [("mid", 4), ("slow", 4)] * 2,
+        network=Link(0.0, 2e3),
+        batch=64,
+        sizes=(1, 2),
+    )
+    best = families_of(problem)[0]
+    assert len({pipeline.stages[0].stop for pipeline in best.timed}) == 2
+    assert best.step_s < 161
+
+
+def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[FamilySet] = []
+
+    def noted(_: FamilyClimb, families: FamilySet, *__: object) -> FamilySet:
+        begun.append(families)
+        return families
+
+    monkeypatch.setattr(FamilyClimb, "improve", noted)
+    families_of(random_sync_problem(1))
+    copies = [{(family.outline.chain, family.outline.copies) for family in families} for families in begun]
+    assert len(begun) == 2 and not copies[0] & copies[1]
 
 
 def test_runs_that_put_a_chain_on_the_same_nodes_are_one_start() -> None:
