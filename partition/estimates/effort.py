@@ -169,6 +169,8 @@ class FamilyEffort:
     """Second families of each of them that a closed form is asked of."""
     pairs: int = 24
     """Of all of these, those that are cut."""
+    filled: int = 6
+    """Of the families of least estimate, those that get the second one that does most, too."""
     simulated: int = 64
     """Starts that are simulated at most."""
     always_simulated: int = 16
@@ -201,6 +203,7 @@ LARGE_FAMILIES = FamilyEffort(
     second=6,
     second_options=6,
     pairs=8,
+    filled=2,
     always_simulated=4,
     most_start_ticks=250_000,
     climbed=1,

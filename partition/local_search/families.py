@@ -36,6 +36,7 @@ Counts = tuple[int, ...]
 Cut = tuple[int, int, bool]
 """A stage's first layer, the layer after its last one, and whether it recomputes."""
 TOGETHER = 3  # exponent: messages queue at a card the more, the more of the time it is busy
+FEW_COPIES = 4  # of which one less is looked at
 FASTER_INSIDE = 4
 """Times as fast as cards, from which on the links of nodes make it worth it to sum inside of them first."""
 FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its classes
@@ -194,6 +195,19 @@ class FamilySpace:
             taken = sum(other.outline.copies * len(other.outline.chain) for other in others)
             most = min(most, (forced.max_devices - taken) // sum(vector))
         return max(0, min(most, *(count // m for count, m in zip(counts, vector, strict=True) if m)))
+
+    def copies(self, vector: Counts, most: int) -> set[int]:
+        """Return the numbers of copies of a chain that are looked at, where there is room for `most`.
+
+        All, half of them, one less of few, for others beside them, and the most of which stages fill nodes:
+        of others a node holds layers of one stage more, and sums these, too.
+        """
+        widths = {self.on_node[index] for index, m in enumerate(vector) if m}
+        filling = {
+            next(copies for copies in range(most, 0, -1) if copies % width == 0 or width % copies == 0)
+            for width in widths
+        }
+        return {most, max(1, most // 2), *filling, *([most - 1] if 1 < most <= FEW_COPIES else [])}
 
     def as_many_as_wished(self, families: Sequence[Family]) -> bool:
         """Return whether families have as many copies as pipelines are wished for, if any number is."""

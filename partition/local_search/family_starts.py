@@ -122,7 +122,7 @@ class FamilyStarts:
         mixed: list[tuple[float, Counts, int]] = []
         for vector in space.vectors(space.counts, effort.most_stages, effort.most_vectors):
             most = space.room(vector, space.counts)
-            for copies in sorted({most, max(1, most // 2)}) if most else ():
+            for copies in sorted(space.copies(vector, most)) if most else ():
                 used = tuple(copies * m for m in vector)
                 rest = space.rate([count - u for count, u in zip(space.counts, used, strict=True)])
                 alone.append((space.quick_s(vector, copies), vector, copies))
@@ -204,7 +204,7 @@ class FamilyStarts:
         """Return families with a vector and copies on the devices that each leaves; those likely to be short.
 
         By the closed form of the second one, where the first does what its estimate says; the same devices
-        twice count once.
+        twice count once. And the families of least estimate, each with the second one that does most.
         """
         space, batch = self._space, self._space.problem.global_batch_size
         pairs: dict[frozenset[tuple[Counts, int]], tuple[float, Family, Counts, int]] = {}
@@ -218,7 +218,11 @@ class FamilyStarts:
                 if devices not in pairs or step_s < pairs[devices][0]:
                     pairs[devices] = step_s, family, vector, others
         likely = sorted(pairs.values(), key=lambda pair: pair[0])[: self._effort.pairs]
-        return [(family, vector, copies) for _, family, vector, copies in likely]
+        chosen = [(family, vector, copies) for _, family, vector, copies in likely]
+        for one in sorted(first, key=_seconds)[: self._effort.filled]:
+            (family,) = one.families
+            chosen += [(family, *beside) for beside in self._beside(family)[:1]]
+        return [pair for place, pair in enumerate(chosen) if pair not in chosen[:place]]
 
     def _beside(self, family: Family) -> list[tuple[Counts, int]]:
         """Return vectors and copies that would be fastest on the devices that a family leaves."""

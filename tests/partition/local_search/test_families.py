@@ -262,6 +262,48 @@ def test_pairs_are_ranked_by_what_both_do() -> None:
     assert best.step_s < 161
 
 
+def test_copies_of_which_stages_fill_nodes_are_looked_at() -> None:
+    # five nodes of four: of ten copies of (fast, fast) one node has both stages and sums all layers, and of
+    # eight each has one, so that with many bytes two devices of ten are better left idle
+    problem = problem_of_nodes(
+        {"fast": 1.0}, [("fast", 4)] * 5, network=Link(0.0, 1e3), batch=160, parameter_bytes=15e3
+    )
+    search, simulate = PipelineSearch(problem), evaluator(problem.profile, problem.cluster)
+    space = FamilySpace(search)
+    assert space.copies((2,), 10) == {5, 8, 10}
+    assert space.copies((1,), 20) == {10, 20}
+    assert space.copies((4,), 3) == {1, 2, 3}  # two leave devices for others
+    cutter, steps_s = FamilyCutter(search, space), {}
+    for copies in (8, 10):
+        found = cutter.cut(Outline((0, 0), copies, 1, run=1), (0,), shared=False, within_s=math.inf)
+        timed = cutter.timed(found.families) if found is not None else None
+        plan = search.plan("families", timed) if timed is not None else None
+        steps_s[copies] = simulate(plan).step_s if plan is not None else math.inf
+    assert steps_s[8] < 0.95 * steps_s[10]
+
+
+def test_a_family_gets_the_second_one_that_uses_what_it_leaves() -> None:
+    # beside (fast, fast) six times, closed forms rank shorter chains before the one over all that is left
+    problem = problem_of_nodes(
+        {"fast": 1.0, "mid": 0.3, "slow": 0.2},
+        [("fast", 4)] * 3 + [("mid", 4), ("slow", 4)],
+        network=Link(0.0, 1e4),
+        batch=96,
+    )
+    search = PipelineSearch(problem)
+
+    def pairs(filled: int) -> set[object]:
+        starts = FamilyStarts(search, replace(search.effort.families, pairs=1, filled=filled))
+        outlines = [[family.outline for family in families] for families in starts.likely()]
+        return {tuple((one.chain, one.copies) for one in pair) for pair in outlines if len(pair) == 2}
+
+    more = pairs(6) - pairs(0)
+    assert more and all(
+        sum(len(chain) * copies for chain, copies in pair) >= len(problem.cluster.devices) - 4
+        for pair in more
+    )
+
+
 def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[FamilySet] = []
 
