@@ -52,40 +52,28 @@ class FamilyClimb:
             step_s = self._evaluate(trial, most_s)
             if step_s < most_s:
                 best, best_s, in_vain = trial, step_s, 0
-        return self._settled(best, best_s, seen, goes_on, outlines=False)
-
-    def settled(self, families: FamilySet, goes_on: Callable[[], bool]) -> FamilySet:
-        """Return families that none one change away betters, of those that are estimated as near."""
-        begin_s = self._evaluate(families, math.inf)
-        return self._settled(families, begin_s, {families}, goes_on, outlines=True)
+        return self._settled(best, best_s, seen, goes_on)
 
     def _settled(
-        self,
-        best: FamilySet,
-        best_s: float,
-        seen: set[FamilySet],
-        goes_on: Callable[[], bool],
-        *,
-        outlines: bool,
+        self, best: FamilySet, best_s: float, seen: set[FamilySet], goes_on: Callable[[], bool]
     ) -> FamilySet:
-        """Return families that none one change away betters; outlines: not those with other cuts alone."""
-        trials = self._near(best, seen, outlines)
+        """Return families that none one change away betters, of those that are estimated as near."""
+        trials = self._near(best, seen)
         while trials and goes_on():
             trial, most_s = trials.pop(0), best_s * (1 - GAIN)
             seen.add(trial)
             step_s = self._evaluate(trial, most_s)
             if step_s < most_s:
-                best, best_s, trials = trial, step_s, self._near(trial, seen, outlines)
+                best, best_s, trials = trial, step_s, self._near(trial, seen)
         return best
 
-    def _near(self, families: FamilySet, seen: set[FamilySet], outlines: bool) -> list[FamilySet]:
+    def _near(self, families: FamilySet, seen: set[FamilySet]) -> list[FamilySet]:
         """Return families one change away that were not seen, least estimate first, as far as it is near."""
         own_s = self._cutter.estimate_s(families, shared=False)
         most_s, busy = NEAR * own_s, self._cutter.cards_busy(EstimatedSet(own_s, families)) >= BUSY
         found = dict[FamilySet, float]()
         for at in range(len(families)):
-            others = self._recut(families, at, most_s, busy) if outlines else ()
-            for changed in chain(_all_shifted(families[at]), others):
+            for changed in chain(_all_shifted(families[at]), self._recut(families, at, most_s, busy)):
                 trial = (*families[:at], changed, *families[at + 1 :])
                 if trial not in seen and trial not in found:
                     found[trial] = self._cutter.estimate_s(trial, shared=False)

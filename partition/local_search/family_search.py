@@ -9,9 +9,9 @@ from partition.estimates.batch_split import share_out
 from partition.estimates.effort import FamilyEffort
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 from partition.local_search.families import FamilySet, FamilySpace
-from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
+from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.family_moves import FamilyClimb
-from partition.local_search.family_starts import BUSY, FamilyStarts
+from partition.local_search.family_starts import FamilyStarts
 from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -79,9 +79,6 @@ def best_families(
         for families in list(islice(simulated.unlike(), effort.climbed)):
             if simulated.known[families] <= effort.climb_hopeless * best_s:
                 climb.improve(families, goes_on)
-        best = min(simulated.known, key=lambda it: simulated.known[it])
-        if starts.cutter.cards_busy(EstimatedSet(simulated.known[best], best)) >= BUSY:
-            climb.settled(best, goes_on)  # else estimates have led there
     return simulated.sets()
 
 
