@@ -1,12 +1,13 @@
 """How far `auto` is from the best symmetric families that a long enumeration finds, where sync takes long.
 
     python examples/benchmarks/planner/reference.py find FILE [--first 0] [--cases 100] [--seconds 60]
-    python examples/benchmarks/planner/reference.py compare FILE RESULTS [--label NAME]
-    python examples/benchmarks/planner/reference.py table RESULTS
+    python examples/benchmarks/planner/reference.py plan RESULTS [--without] [--proof-seconds S] [--label NAME]
+    python examples/benchmarks/planner/reference.py compare FILE RESULTS
 
 `find` adds a line of JSON for each case of `measured_cases.mixed_case` that FILE does not have yet: the best
-families after so many CPU seconds. `compare` simulates them again, plans the case with `auto` as it
-is, --without: and with `auto` without families, and adds a line to RESULTS; `table` sums those up.
+families after so many CPU seconds. `plan` adds a line to RESULTS for each case that it does not have by this
+label: the step of `auto`; --without: and of `auto` without families; --proof-seconds: and its bound.
+`compare` simulates the families of FILE again, and sums both up.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from measured_cases import mixed_case
 from hetpipe.simulation.prediction import evaluator
 from main import ninetieth
 from partition.auto import auto
+from partition.bounds.best_bound import best_bound
 from partition.estimates.effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_cuts import FamilyCutter
@@ -128,17 +130,19 @@ def families_of(row: dict[str, Any]) -> FamilySet:
     )
 
 
-def compared(row: dict[str, Any], label: str, without: bool) -> dict[str, Any]:
-    """Return the step of `auto` beside those of the reference, and of `auto` without families."""
-    problem = mixed_case(row["case"])
+def planned(index: int, label: str, without: bool, proof_s: float | None) -> dict[str, Any]:
+    """Return the step of `auto`, without: that of `auto` without families, proof_s: its bound."""
+    problem = mixed_case(index)
     evaluate, search = evaluator(problem.profile, problem.cluster), PipelineSearch(problem)
-    cutter = FamilyCutter(search, FamilySpace(search))
-    reference_s = simulated_s(search, cutter, evaluate, families_of(row)) if row["families"] else math.inf
     begin_s = time.process_time()
     auto_s = evaluate(auto(problem, evaluate, search=search)).step_s
-    cpu_s = time.process_time() - begin_s
-    result = {"case": row["case"], "label": label, "devices": row["devices"], "model": row["model"]}
-    result |= {"reference_s": reference_s, "auto_s": auto_s, "cpu_s": cpu_s}
+    result = {"case": index, "label": label, "auto_s": auto_s, "cpu_s": time.process_time() - begin_s}
+    if proof_s:
+        begin_s, search.best = time.process_time(), search.best or auto_s
+        bound = best_bound(search, proof_s=proof_s, step_s=auto_s)
+        without_sums_s = max(bound.fractional_s, bound.pipeline_s or 0.0)
+        result |= {"without_sums_s": without_sums_s, "bound_s": max(without_sums_s, bound.sync_s or 0.0)}
+        result |= {"proof_s": time.process_time() - begin_s}
     if without:
         search = PipelineSearch(problem)
         search.effort = replace(search.effort, families=replace(search.effort.families, **NONE))
@@ -146,28 +150,40 @@ def compared(row: dict[str, Any], label: str, without: bool) -> dict[str, Any]:
     return result
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def simulated_again(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of references with the step of today's simulator; inf without families."""
+    problem = mixed_case(row["case"])
+    search = PipelineSearch(problem)
+    cutter, evaluate = FamilyCutter(search, FamilySpace(search)), evaluator(problem.profile, problem.cluster)
+    families = families_of(row)
+    return {**row, "step_s": simulated_s(search, cutter, evaluate, families) if families else math.inf}
+
+
+def table(references: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Give the cases in which `auto` is behind, and a summary, by label."""
+    known_s = {row["case"]: row["step_s"] for row in references}
     for label in dict.fromkeys(row["label"] for row in rows):
         chosen = [row for row in rows if row["label"] == label]
-        behind = sorted(max(0.0, row["auto_s"] / row["reference_s"] - 1) for row in chosen)
-        gains = sorted(row["without_s"] / row["auto_s"] - 1 for row in chosen if "without_s" in row)
+        pairs = [(row, known_s[row["case"]]) for row in chosen if row["case"] in known_s]
+        behind = sorted(max(0.0, row["auto_s"] / step_s - 1) for row, step_s in pairs)
         yield (
-            f"{label}: {len(chosen)} cases; more than 0.5 % behind in {sum(one > 0.005 for one in behind)}, "
+            f"{label}: {len(pairs)} cases; more than 0.5 % behind in {sum(one > 0.005 for one in behind)}, "
             f"90th percentile {ninetieth(behind):.2%}, most {behind[-1]:.2%}; "
-            f"ahead in {sum(row['auto_s'] < row['reference_s'] * 0.999 for row in chosen)}"
+            f"ahead in {sum(row['auto_s'] < step_s * 0.999 for row, step_s in pairs)}"
         )
-        if gains:
-            yield (
-                f"  gain over auto without families in {len(gains)}: median {statistics.median(gains):.1%}, "
-                f"mean {statistics.mean(gains):.1%}, least {gains[0]:.1%}, most {gains[-1]:.1%}"
-            )
-        for row in chosen:
-            if row["auto_s"] > 1.005 * row["reference_s"]:
+        for over, under, what in (
+            ("without_s", "auto_s", "auto without families over auto"),
+            ("auto_s", "bound_s", "auto over its bound"),
+        ):
+            gains = sorted(row[over] / row[under] - 1 for row in chosen if over in row and under in row)
+            if gains:
                 yield (
-                    f"  case {row['case']}, {row['model']}, {row['devices']} devices: "
-                    f"{row['auto_s']:.4g} s for {row['reference_s']:.4g} s"
+                    f"  {what} in {len(gains)}: median {statistics.median(gains):.1%}, "
+                    f"90th percentile {ninetieth(gains):.1%}, least {gains[0]:.1%}, most {gains[-1]:.1%}"
                 )
+        for row, step_s in pairs:
+            if row["auto_s"] > 1.005 * step_s:
+                yield f"  case {row['case']}: {row['auto_s']:.4g} s for {step_s:.4g} s"
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -181,29 +197,31 @@ def _append(path: Path, row: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=("find", "compare", "table"))
+    parser.add_argument("what", choices=("find", "plan", "compare"))
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--label", default="auto")
     parser.add_argument("--without", action="store_true", help="plan without families too")
+    parser.add_argument("--proof-seconds", type=float, help="bound each case, in so many CPU seconds")
     options = parser.parse_args()
-    first, *others = options.files
+    file, *others = options.files
     indices = range(options.first, options.first + options.cases)
-    if options.what == "table":
-        print("\n".join(table(_lines(first))))
-    elif options.what == "find":
-        known = {row["case"] for row in _lines(first)}
+    if options.what == "find":
+        known = {row["case"] for row in _lines(file)}
         for index in indices:
             if index not in known:
-                _append(first, found(index, options.seconds))
+                _append(file, found(index, options.seconds))
+    elif options.what == "plan":
+        known = {row["case"] for row in _lines(file) if row["label"] == options.label}
+        for index in indices:
+            if index not in known:
+                _append(file, planned(index, options.label, options.without, options.proof_seconds))
     else:
-        (results,) = others
-        known = {row["case"] for row in _lines(results) if row["label"] == options.label}
-        for row in _lines(first):
-            if row["case"] in indices and row["case"] not in known:
-                _append(results, compared(row, options.label, options.without))
+        references = [simulated_again(row) for row in _lines(file) if row["case"] in indices]
+        for results in others:
+            print("\n".join(table(references, _lines(results))))
 
 
 if __name__ == "__main__":
