@@ -1,7 +1,7 @@
 """How far `auto` is from the best symmetric families that a long enumeration finds, where sync takes long.
 
     python examples/benchmarks/planner/reference.py find FILE [--first 0] [--cases 100] [--seconds 60]
-    python examples/benchmarks/planner/reference.py plan RESULTS [--without] [--proof-seconds S] [--label NAME]
+    python examples/benchmarks/planner/reference.py plan RESULTS [--without] [--proof-seconds S] [--label L]
     python examples/benchmarks/planner/reference.py compare FILE RESULTS
 
 `find` adds a line of JSON for each case of `measured_cases.mixed_case` that FILE does not have yet: the best
