@@ -183,7 +183,7 @@ class FamilyEffort:
     """Times the best step that is known: if no estimate is below, none is simulated."""
     hopeless: float = 1.1
     """Times the best step that is known: if no family is below, none is changed."""
-    climbed: int = 2
+    climbed: int = 3
     """Starts that are changed, best first."""
     climb_hopeless: float = 1.15
     """Times the best start's step: none as slow is changed."""

@@ -229,11 +229,12 @@ class FamilySpace:
         """Return a closed form of the step of a family, laid out as suits it best.
 
             compute = B / rate * (1 + (S - 1) * size / (B / k) + (S - 1) / (2 L)),  rate = k * sum m_c r_c
-            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1) / run
+            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1) / run / in a row
             sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c * run
             step    = (compute^3 + load^3)^(1/3) + sync
 
-        Filling and uneven cuts are in compute. others: samples a second that other pipelines do.
+        Filling and uneven cuts are in compute. In a row: stages of which a node has all copies, devices of a
+        node / (k * run), at least one. others: samples a second that other pipelines do.
         """
         return min(self._ways_s(vector, copies, others).values())
 
@@ -256,12 +257,14 @@ class FamilySpace:
         if num_stages == 1:
             return {1: compute_s + sync_s}
         longest = max(vector)
-        load_s = max(self.on_node[c] for c in used) * each * self._boundary_bytes * pace / 2
+        width = max(self.on_node[c] for c in used)
+        load_s = width * each * self._boundary_bytes * pace / 2
         load_s *= 2 if num_stages > 2 else 1
         ways = {}
         for run in dict.fromkeys([*(2**power for power in range(longest.bit_length())), longest]):
             on_node = max(min(vector[c], self.on_node[c], run) for c in used)
             crossing_s = 0.0 if num_stages <= on_node else load_s / on_node
+            crossing_s /= max(1, width // (copies * run))  # of few copies a node has stages in a row, too
             ways[run] = together_s(compute_s, crossing_s, sync_s * on_node)
         return ways
 

@@ -315,7 +315,7 @@ def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.
     monkeypatch.setattr(FamilyClimb, "improve", noted)
     families_of(random_sync_problem(1))
     copies = [{(family.outline.chain, family.outline.copies) for family in families} for families in begun]
-    assert len(begun) == 2 and not copies[0] & copies[1]
+    assert len(begun) == 3 and not copies[0] & copies[1] | copies[1] & copies[2] | copies[0] & copies[2]
 
 
 def test_runs_that_put_a_chain_on_the_same_nodes_are_one_start() -> None:
