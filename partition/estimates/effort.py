@@ -101,6 +101,8 @@ class SimulatorEffort:
     """Simulated over estimated seconds of the best of them, from which on it does."""
     evaluated: int = 5
     """Sets that are simulated then, beside the best of each start."""
+    smoothed: int = 8
+    """Best starts of which layers are moved while estimates get shorter, before the best are changed."""
     climbed: int = 3
     """Sets that are climbed from, best first."""
     climb_tries: int = 400
@@ -183,6 +185,8 @@ class FamilyEffort:
     """Times the best step that is known: if no estimate is below, none is simulated."""
     hopeless: float = 1.1
     """Times the best step that is known: if no family is below, none is changed."""
+    smoothed: int = 8
+    """Best starts of which layers are moved while estimates get shorter, before the best are changed."""
     climbed: int = 3
     """Starts that are changed, best first."""
     climb_hopeless: float = 1.15
@@ -206,6 +210,7 @@ LARGE_FAMILIES = FamilyEffort(
     filled=2,
     always_simulated=4,
     most_start_ticks=250_000,
+    smoothed=2,
     climbed=1,
     most_climb_ticks=400_000,
 )

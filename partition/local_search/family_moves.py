@@ -54,6 +54,21 @@ class FamilyClimb:
                 best, best_s, in_vain = trial, step_s, 0
         return self._settled(best, best_s, seen, goes_on)
 
+    def smoothed(self, families: FamilySet) -> FamilySet:
+        """Return families with layers moved between stages, one by one, while their estimate gets shorter."""
+        best, best_s = families, self._cutter.estimate_s(families, shared=False)
+        while True:
+            trials = [
+                (*best[:at], changed, *best[at + 1 :])
+                for at in range(len(best))
+                for changed in _all_shifted(best[at], most_apart=1)
+            ]
+            steps_s = [self._cutter.estimate_s(trial, shared=False) for trial in trials]
+            least_s = min(steps_s, default=math.inf)
+            if least_s >= best_s * (1 - GAIN):
+                return best
+            best, best_s = trials[steps_s.index(least_s)], least_s
+
     def _settled(
         self, best: FamilySet, best_s: float, seen: set[FamilySet], goes_on: Callable[[], bool]
     ) -> FamilySet:
@@ -173,9 +188,11 @@ def _swapped(chain: ClassOrder, place: int, other: int) -> ClassOrder:
     return tuple(swapped)
 
 
-def _all_shifted(family: Family) -> Iterator[Family]:
-    """Give a family with one layer in another stage, in all ways."""
+def _all_shifted(family: Family, most_apart: int | None = None) -> Iterator[Family]:
+    """Give a family with one layer in another stage, in all ways. most_apart: of the two stages."""
     for less, more in permutations(range(len(family.cuts)), 2):
+        if most_apart is not None and abs(less - more) > most_apart:
+            continue
         if (changed := _shifted(family, less, more)) is not None:
             yield changed
 

@@ -76,6 +76,9 @@ def best_families(
         def goes_on() -> bool:
             return simulated.ticks < effort.most_climb_ticks
 
+        for families in list(islice(simulated.unlike(), effort.smoothed)):
+            simulated.step_s(climb.smoothed(families), simulated.worth_s(effort))
+        best_s = min(simulated.known.values())
         for families in list(islice(simulated.unlike(), effort.climbed)):
             if simulated.known[families] <= effort.climb_hopeless * best_s:
                 climb.improve(families, goes_on)
@@ -135,10 +138,14 @@ class _Simulated:
         return min(best[-1], effort.climb_hopeless * best[0]) if len(best) == effort.climbed else math.inf
 
     def unlike(self) -> Iterator[FamilySet]:
-        """Give the starts, best first, but for those with copies of a chain that a better one has, too."""
+        """Give the starts, best first, but for those with copies of a chain that a better one has, too.
+
+        One family and two are unlike in any case: what may be changed in the one is not in the other.
+        """
         given = set[object]()
         for families in sorted(self.known, key=lambda it: self.known[it]):
-            copies = {(family.outline.chain, family.outline.copies) for family in families}
+            number = len(families)
+            copies = {(number, family.outline.chain, family.outline.copies) for family in families}
             if not copies & given:
                 given |= copies
                 yield families

@@ -3,7 +3,7 @@
 import math
 import random
 from dataclasses import replace
-from itertools import islice, product
+from itertools import combinations, islice, product
 
 import pytest
 
@@ -314,8 +314,23 @@ def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.
 
     monkeypatch.setattr(FamilyClimb, "improve", noted)
     families_of(random_sync_problem(1))
-    copies = [{(family.outline.chain, family.outline.copies) for family in families} for families in begun]
-    assert len(begun) == 3 and not copies[0] & copies[1] | copies[1] & copies[2] | copies[0] & copies[2]
+    assert len(begun) == 3
+    for one, other in combinations(begun, 2):
+        chains = [
+            {(each.outline.chain, each.outline.copies) for each in families} for families in (one, other)
+        ]
+        assert len(one) != len(other) or not chains[0] & chains[1]
+
+
+def test_layers_move_while_the_estimate_gets_shorter() -> None:
+    # cuts six layers from the best ones of two equal stages, which no single change betters by much
+    problem = problem_of_nodes({"even": 1.0}, [("even", 4)], network=Link(0.0, 1e9), batch=32, num_layers=16)
+    search = PipelineSearch(problem)
+    cutter = FamilyCutter(search, FamilySpace(search))
+    climb = FamilyClimb(cutter, lambda *_: math.inf, search.effort.families)
+    begin = (Family(Outline((0, 0), 2, 1, run=1), ((0, 2, False), (2, 16, False))),)
+    smoothed = climb.smoothed(begin)
+    assert smoothed[0].cuts == ((0, 8, False), (8, 16, False)) and climb.smoothed(smoothed) == smoothed
 
 
 def test_runs_that_put_a_chain_on_the_same_nodes_are_one_start() -> None:
