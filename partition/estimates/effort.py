@@ -103,7 +103,7 @@ class SimulatorEffort:
     """Sets that are simulated then, beside the best of each start."""
     smoothed: int = 8
     """Best starts of which layers are moved while estimates get shorter, before the best are changed."""
-    climbed: int = 3
+    climbed: int = 5
     """Sets that are climbed from, best first."""
     climb_tries: int = 400
     hopeless: float = 1.2
@@ -187,7 +187,7 @@ class FamilyEffort:
     """Times the best step that is known: if no family is below, none is changed."""
     smoothed: int = 8
     """Best starts of which layers are moved while estimates get shorter, before the best are changed."""
-    climbed: int = 3
+    climbed: int = 5
     """Starts that are changed, best first."""
     climb_hopeless: float = 1.15
     """Times the best start's step: none as slow is changed."""
