@@ -11,12 +11,12 @@ from partition.estimates.effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, Outline
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_floors import FamilyFloors
+from partition.local_search.family_starts import BUSY
 from partition.local_search.moves import GAIN
 
 MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "class", "fewer", "recut")
 """A layer from one stage to another; microbatch size; runs, grouped or nested; two stages swapped; a stage
 less, more, or of another class; fewer copies; new cuts. As often as named."""
-BUSY = 0.25  # share of a step, as where families begin
 NEAR = 1.05  # times the estimate of the best: families above it are not simulated in the end
 EvaluateFamilies = Callable[[FamilySet, float], float]
 """Seconds of a step of families; inf where they are no plan, and maybe where it is above so many seconds."""

@@ -208,21 +208,22 @@ class FamilyStarts:
         """
         space, batch = self._space, self._space.problem.global_batch_size
         pairs: dict[frozenset[tuple[Counts, int]], tuple[float, Family, Counts, int]] = {}
-        for one in first:
+        beside = [self._beside(family) for one in first for family in one.families]
+        for one, options in zip(first, beside, strict=True):
             (family,) = one.families
             copies = family.outline.copies
             own = tuple(used // copies for used in family.uses(len(space.counts)))
-            for vector, others in self._beside(family):
+            for vector, others in options:
                 step_s = space.quick_s(vector, others, batch / one.step_s)
                 devices = frozenset({(own, copies), (vector, others)})
                 if devices not in pairs or step_s < pairs[devices][0]:
                     pairs[devices] = step_s, family, vector, others
         likely = sorted(pairs.values(), key=lambda pair: pair[0])[: self._effort.pairs]
         chosen = [(family, vector, copies) for _, family, vector, copies in likely]
-        for one in sorted(first, key=_seconds)[: self._effort.filled]:
-            (family,) = one.families
-            chosen += [(family, *beside) for beside in self._beside(family)[:1]]
-        return [pair for place, pair in enumerate(chosen) if pair not in chosen[:place]]
+        ranked = sorted(zip(first, beside, strict=True), key=lambda pair: pair[0].step_s)
+        for one, options in ranked[: self._effort.filled]:
+            chosen += [(family, *option) for family in one.families for option in options[:1]]
+        return list(dict.fromkeys(chosen))
 
     def _beside(self, family: Family) -> list[tuple[Counts, int]]:
         """Return vectors and copies that would be fastest on the devices that a family leaves."""
