@@ -47,8 +47,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     ranking = Ranking(problem, evaluate)
     search = search or PipelineSearch(problem)
     contest = Contest(ranking, search.costs, search.effort.choice)
-    _enter_pipelines(contest, search, ranking)
-    contest.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
+    _enter_pipelines(contest, search, ranking, evaluate)
     contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
@@ -67,25 +66,36 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
 
 
 def _enter_pipelines(
-    contest: Contest, search: PipelineSearch, ranking: Ranking, known: Sequence[list[TimedPipeline]] = ()
+    contest: Contest,
+    search: PipelineSearch,
+    ranking: Ranking,
+    evaluate: Evaluate | None,
+    known: Sequence[list[TimedPipeline]] = (),
 ) -> None:
-    """Enter the plans of a search, of shared devices and of interleaved pipelines. known: further starts."""
+    """Enter the plans of a search, of baselines, shared devices and interleaved pipelines.
+
+    known: further starts, where what baselines find is entered already. The simulator changes no sets where
+    the best plan is far below all their clocks: hardly any step is below its clock.
+    """
     problem, costs = search.problem, search.costs
-    evaluate = _with_sync(search)
-    begun = search.begun(evaluate, known)
+    judge = _with_sync(search)
+    begun = search.begun(judge, known)
     found = _each_once(begun.sets)
     contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
     single_s = contest.step_s
     families_tried = _enter_families(contest, search, ranking, single_s)
     if contest.step_s >= (1 - search.effort.families.walk_lead) * single_s and search.effort.search.walks:
-        found = _each_once(search.walked(begun, evaluate))
+        found = _each_once(search.walked(begun, judge))
         plans = by_estimate(costs, _plans_of(search, found))
         contest.enter(plans)
         single_s = min([single_s, *(ranking(plan)[0] for plan in plans[:1])])
         if not families_tried:
             _enter_families(contest, search, ranking, single_s)
     clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
-    if not clear or sync_share(search, single_s) < search.effort.search.much_sync:
+    if not known:
+        contest.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
+    hopeless = (1 - search.effort.families.walk_lead) * (search.best or 0.0) > contest.step_s
+    if not hopeless and (not clear or sync_share(search, single_s) < search.effort.search.much_sync):
         contest.enter_all(_improved_with_simulator(search, found, ranking))
     if sharing_may_win(problem, costs, contest.best):
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
@@ -174,7 +184,7 @@ def _from_least(
     # a pipeline may fit as a single microbatch alone, which its timing does not speak of
     known = [timed for timed in sets if all(pipeline.timing.fits for pipeline in timed)]
     if known:
-        _enter_pipelines(contest, search, ranking, known)
+        _enter_pipelines(contest, search, ranking, evaluate, known)
     if contest.best is not None:
         yield contest.best
         if problem.forced.num_pipelines is None:

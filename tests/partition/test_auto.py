@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,10 @@ from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
-from partition.auto import STRATEGIES, candidate_rules, on_one_node
+from partition.auto import STRATEGIES, auto, candidate_rules, on_one_node
 from partition.baselines.catalogue import BASELINES, WELL_KNOWN
 from partition.estimates.effort import effort_for
+from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import MOST_LAYERS, Problem
@@ -261,6 +263,26 @@ def test_nodes_alone_are_planned_for_where_they_could_win() -> None:
     }
     assert used == {40.0: set(), 60.0: {frozenset("a")}, 200.0: {frozenset("a"), frozenset("c")}}
     assert not list(on_one_node(PipelineSearch(problem), float("inf")))
+
+
+class _Watched(PipelineSearch):
+    """Says whether sets were changed with the simulator."""
+
+    changed = False
+
+    def improve_with_simulator(self, *sets_and_simulator: Any) -> list[PipelineSet]:
+        self.changed = True
+        return super().improve_with_simulator(*sets_and_simulator)
+
+
+@pytest.mark.parametrize(("seed", "changed"), [(17, False), (3, True)])
+def test_the_simulator_changes_no_sets_whose_clocks_are_far_above_a_baseline(
+    seed: int, changed: bool
+) -> None:
+    problem = problem_with_sync(seed)
+    search = _Watched(problem)
+    auto(problem, evaluator(problem.profile, problem.cluster), search=search)
+    assert search.changed == changed
 
 
 def test_baselines_are_those_compared() -> None:

@@ -119,15 +119,15 @@ def _long_search(
 
     begin = time.process_time()
     starts = [PipelineSet(entry.step_s, entry.timed, "start") for entry in [*found, *search.starts()]]
-    best = _walks(search, starts, _clock, begin + 2 / 3 * seconds)
+    best = walks(search, starts, _clock, begin + 2 / 3 * seconds)
     ends = [*best[-5:], found[0]]
     judged = [PipelineSet(simulated(entry.timed, 0.0), entry.timed, "end") for entry in ends]
     judged.sort(key=lambda entry: entry.step_s)
-    better = _walks(search, judged[:1], simulated, begin + seconds)
+    better = walks(search, judged[:1], simulated, begin + seconds)
     return [list(entry.timed) for entry in [*ends, *better[-1:]]]
 
 
-def _walks(
+def walks(
     search: PipelineSearch, starts: Sequence[PipelineSet], evaluate: EvaluateSet, end_s: float
 ) -> list[PipelineSet]:
     """The better and better sets that were found, the best last; end_s: of CPU time."""

@@ -186,7 +186,7 @@ def table(references: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) 
                 yield f"  case {row['case']}: {row['auto_s']:.4g} s for {step_s:.4g} s"
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -209,19 +209,19 @@ def main() -> None:
     file, *others = options.files
     indices = range(options.first, options.first + options.cases)
     if options.what == "find":
-        known = {row["case"] for row in _lines(file)}
+        known = {row["case"] for row in lines(file)}
         for index in indices:
             if index not in known:
                 _append(file, found(index, options.seconds))
     elif options.what == "plan":
-        known = {row["case"] for row in _lines(file) if row["label"] == options.label}
+        known = {row["case"] for row in lines(file) if row["label"] == options.label}
         for index in indices:
             if index not in known:
                 _append(file, planned(index, options.label, options.without, options.proof_seconds))
     else:
-        references = [simulated_again(row) for row in _lines(file) if row["case"] in indices]
+        references = [simulated_again(row) for row in lines(file) if row["case"] in indices]
         for results in others:
-            print("\n".join(table(references, _lines(results))))
+            print("\n".join(table(references, lines(results))))
 
 
 if __name__ == "__main__":
