@@ -108,6 +108,7 @@ class ModelProfile:
     loss_chunks: into how many chunks of tokens the loss of a microbatch is cut; None: it is not.
     compiled: whether blocks were compiled, and are in a run.
     whole_states: whether the optimizer needs all of a parameter to step it: no owner has a part of it then.
+    resident_states: whether the optimizer has its states on the device alone: none are on a host then.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -123,6 +124,7 @@ class ModelProfile:
     loss_chunks: int | None = None
     compiled: bool = False
     whole_states: bool = False
+    resident_states: bool = False
 
     def __post_init__(self) -> None:
         if self.loss_chunks is not None and self.loss_chunks < 1:
@@ -320,7 +322,7 @@ class ModelProfile:
             del data["all_reduces"]
         if data["loss_chunks"] is None:
             del data["loss_chunks"]
-        for key in ("compiled", "whole_states"):
+        for key in ("compiled", "whole_states", "resident_states"):
             if not data[key]:
                 del data[key]
         return {"format": FORMAT, **data}

@@ -182,6 +182,11 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
             f"owner_ranges of the plan cuts layer {plan.owner_ranges[0].layer} between devices, and the "
             "optimizer may need all of a parameter to step it; leave owner_ranges out of the plan"
         )
+    if profile.resident_states and any(plan.offloaded_layers(name) for name in plan.device_names):
+        raise InputError(
+            'offload names "optimizer states", and the optimizer has them on the device alone; take '
+            "hetpipe's own AdamW, or take it out of the plan"
+        )
     if plan.sharding is Sharding.WEIGHTS:
         _check_weights_sharded(profile, [cluster.device(name).kind for name in plan.device_names])
     offloaded = {layer for name in plan.device_names for layer in plan.offloaded_layers(name, FROZEN_WEIGHTS)}

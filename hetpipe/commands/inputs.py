@@ -255,7 +255,12 @@ def with_states(profile: ModelProfile, run: Mapping[str, Any]) -> ModelProfile:
         return profile
     states = float(num_states(run["optimizer"], run.get("momentum", 0.0)))
     # those that have a name step each number by itself, whatever optimizer the profile was used for before
-    return dataclasses.replace(profile, optimizer_bytes_per_parameter_byte=states, whole_states=False)
+    return dataclasses.replace(
+        profile,
+        optimizer_bytes_per_parameter_byte=states,
+        whole_states=False,
+        resident_states=run["optimizer"].resident_states,
+    )
 
 
 def none_here(cluster: Cluster) -> bool:

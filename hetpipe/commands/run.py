@@ -53,7 +53,6 @@ from hetpipe.commands.training import (
 from hetpipe.program.verification import verify
 from hetpipe.reporting.run_tables import run_report_tables
 from hetpipe.reporting.tables import estimate_sentences, show
-from hetpipe.runs.optimizers import OptimizerKind
 from hetpipe.runs.settings import Settings, TaskSettings, check_lengths
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import Prediction, predict
@@ -254,12 +253,6 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster, s
 
     Raises: InputError or InfeasibleError if it cannot run there.
     """
-    plan = prediction.plan
-    states = [name for name in plan.device_names if plan.offloaded_layers(name)]
-    if start.settings.optimizer is not OptimizerKind.ADAMW and states:
-        from hetpipe.runtime.torch_optimizer import refuse_offload
-
-        refuse_offload(states)
     verify(prediction.program, profile, cluster)
     used = prediction.costs.devices
     warn_if_too_fast(device.speed for device in used if is_emulated(device.kind))

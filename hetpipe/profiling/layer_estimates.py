@@ -68,6 +68,7 @@ def estimated_profile(
         compiled=settings.compiled,
         layers=layers,
         optimizer_bytes_per_parameter_byte=settings.run.states_per_parameter,
+        resident_states=settings.run.optimizer.resident_states,
         kinds={kind: _kind_profile(works, device, sizes) for kind, device in devices.items()},
     )
 

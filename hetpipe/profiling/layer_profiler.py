@@ -132,6 +132,7 @@ def profile_task(
         compiled=settings.compiled,
         layers=tuple(layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
         optimizer_bytes_per_parameter_byte=states,
+        resident_states=settings.run.optimizer.resident_states,
         kinds={
             kind: KindProfile(
                 source="measured",

@@ -24,6 +24,11 @@ class OptimizerKind(StrEnum):
         """Return what is added to divisors unless something else is asked for, as torch does."""
         return {OptimizerKind.ADADELTA: 1e-6, OptimizerKind.ADAGRAD: 1e-10}.get(self, 1e-8)
 
+    @property
+    def resident_states(self) -> bool:
+        """Return whether its states are on the device alone: a host keeps and steps those of AdamW."""
+        return self is not OptimizerKind.ADAMW
+
 
 OPTIONS = {
     "betas": (OptimizerKind.ADAMW, OptimizerKind.ADAM),

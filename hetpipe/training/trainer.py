@@ -110,7 +110,7 @@ class Trainer:
         self._callbacks = Callbacks(callbacks)
         _check_kinds(model, plan, cluster, rate_schedule)
         rates, factory, self._optimizer_name = checked_optimizer(optimizer)
-        self._whole_states = whole_states(optimizer)
+        self._whole_states, self._resident_states = whole_states(optimizer), factory is not None
         batch = checked_batch_size(batch_size, plan)
         self._cluster = cluster_path(cluster)
         read_cluster(self._cluster)
@@ -206,7 +206,7 @@ class Trainer:
 
     def _profile_of_optimizer(self) -> ModelProfile:
         assert self.profile is not None
-        return replace(self.profile, whole_states=self._whole_states)
+        return replace(self.profile, whole_states=self._whole_states, resident_states=self._resident_states)
 
     def _once_through(self) -> int:
         count = self._task.num_samples

@@ -81,13 +81,16 @@ def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Pla
     """Yield plans with something on hosts that fit memory, out of plans of problems with less.
 
     plans_of: a search, which knows nothing of hosts. Devices keep room for what moves: three
-    sixteenths of the states, or three times 16 MiB; two layers of frozen weights; what two blocks save.
+    sixteenths of the states, or three times 16 MiB; two layers of frozen weights; what two blocks save. No
+    states go to hosts where the optimizer has them on the device alone.
     """
     seen: set[object] = set()
     hosts = [lent_by(node, problem.profile) for node in problem.cluster.nodes]
     hosts_step = any(host is not None and host.step_bytes_per_s is not None for host in hosts)
-    for smaller, choices in _smaller_problems(problem):
-        for plan in plans_of(smaller):
+    resident = problem.profile.resident_states
+    for smaller, ways in _smaller_problems(problem):
+        choices = [words for words in ways if not (resident and OPTIMIZER_STATES in words)]
+        for plan in plans_of(smaller) if choices else ():
             for words in choices:
                 if (plan.pipelines, words) in seen:
                     continue

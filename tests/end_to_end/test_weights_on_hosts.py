@@ -28,7 +28,7 @@ from partition.plan import (
     Stage,
 )
 from partition.plan_file import plan_text
-from runs import CPU_CLUSTER, chain_plan, made_up_profile_of, run
+from runs import CPU_CLUSTER, chain_plan, made_up_profile, made_up_profile_of, run
 from shell import Shell
 
 LORA = LoraSettings(2, 4.0, ("query", "value"))
@@ -216,7 +216,21 @@ def test_any_optimizer_may_train_beside_weights_on_hosts(tmp_path: Path, capsys,
     assert found.code == 0, found.err
     hetpipe.write("plan.json", plan_text(on_hosts(plan, OPTIMIZER_STATES, FROZEN_WEIGHTS)))
     refused = hetpipe(line)
-    assert refused.code == 2 and "or leave host_memory out of the cluster file" in refused.err
+    assert refused.code == 2 and "the optimizer has them on the device alone" in refused.err
+
+
+def test_no_states_are_planned_for_hosts_where_the_optimizer_cannot(tmp_path: Path, capsys, monkeypatch):
+    """`run` had refused the plan that it had made itself."""
+    monkeypatch.chdir(tmp_path)
+    hetpipe = Shell(tmp_path, capsys)
+    hetpipe.write("cluster.toml", CLUSTER.replace("count = 3", "count = 2").replace("4 GiB", "4 MB"))
+    hetpipe.write("profile.json", profile_text(made_up_profile("bert-tiny", kind="emulated", layer_s=1e-4)))
+    line = "run --model bert-tiny --cluster cluster.toml --profile profile.json --dry-run --no-proof "
+    line += "--global-batch-size 4 --json"
+    (pipeline,) = hetpipe(line).json["plan"]["pipelines"]
+    assert any("optimizer states" in stage.get("offload", ()) for stage in pipeline["stages"])
+    nothing = hetpipe(f"{line} --optimizer adagrad")
+    assert nothing.code == 3 and "no pipeline fits" in nothing.err and nothing.err.count("\n") == 1
 
 
 def test_embeddings_of_a_decoder_stay_on_the_device(tmp_path: Path) -> None:

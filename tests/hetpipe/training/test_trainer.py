@@ -25,6 +25,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, read_settings
 from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.trainer import AdamW, Callback, Trainer
+from partition.plan import OPTIMIZER_STATES
 from runs import chain_plan, cluster_file, made_up_profile_of, replica_plan
 from trainers import BATCH, STEPS, Recorder, losses, module, plain_losses, trainer, two_pipelines
 
@@ -416,3 +417,17 @@ def test_a_profile_does_not_keep_what_the_optimizer_of_a_trainer_needed(tmp_path
     kept = replace(made.profile, whole_states=True)  # as it stands in the folder of such a run
     assert trainer(tmp_path, cut, optimizer=SGD, profile=kept).prepare().plan.owner_ranges == ranges
     assert not with_states(kept, {"optimizer": OptimizerKind.ADAMW}).whole_states
+
+
+def test_only_states_of_our_own_adamw_may_be_on_hosts(tmp_path):
+    plan = chain_plan("mine", [0, 5], 4)
+    (whole,) = plan.pipelines[0].stages
+    on_host = replace(whole, offload=(OPTIMIZER_STATES,))
+    moved = replace(plan, pipelines=(replace(plan.pipelines[0], stages=(on_host,)),))
+    made = trainer(tmp_path, moved, optimizer=SGD)
+    with pytest.raises(InputError, match="the optimizer has them on the device alone"):
+        made.prepare()
+    assert made.profile is not None
+    for kind in OptimizerKind:
+        resident = with_states(made.profile, {"optimizer": kind}).resident_states
+        assert resident == (kind is not OptimizerKind.ADAMW)

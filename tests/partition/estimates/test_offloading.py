@@ -121,6 +121,17 @@ def test_the_planner_offloads_where_nothing_else_fits_and_nowhere_else():
         solve(replace(problem, cluster=nobody), evaluator(profile, nobody))
 
 
+def test_states_of_an_optimizer_that_has_them_on_the_device_alone_are_not_planned_for_hosts():
+    profile, tight = small_profile(), lent(with_memory(small_cluster(), 1600.0), 1e9)
+    resident = replace(profile, resident_states=True)
+    with pytest.raises(InfeasibleError, match="add a device or memory"):
+        solve(Problem(resident, tight, 4, (1, 2)), evaluator(resident, tight))
+    plan = offloaded(plan_of_two(), 0)
+    check_plan(plan, profile, tight)
+    with pytest.raises(InputError, match="take hetpipe's own AdamW, or take it out of the plan"):
+        check_plan(plan, resident, tight)
+
+
 def frozen_profile(num_layers: int = 12) -> ModelProfile:
     """Layers of 1,000 bytes, 960 of them frozen, and F 1 s, B 2 s a microbatch of 1; twice that of 2."""
     layers = tuple(
@@ -203,7 +214,7 @@ def test_a_stage_whose_layers_another_one_keeps_on_the_host_waits_for_them_too()
 
 
 def test_the_planner_keeps_frozen_weights_on_the_host_where_nothing_else_fits():
-    profile = frozen_profile()
+    profile = replace(frozen_profile(), resident_states=True)  # weights move whatever the optimizer is
     ample, tight = one_device(1e6, 960.0), one_device(6500.0, 960.0)
     problem = Problem(profile, ample, 4, (1, 2))
     assert not solve(problem, evaluator(profile, ample)).offloads
