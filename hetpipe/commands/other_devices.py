@@ -1,7 +1,7 @@
 """Other devices than those of today, for `compare` and `plan`: what if, and which of them to use."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date
 from math import inf
 from pathlib import Path
@@ -19,7 +19,7 @@ from cost_model.units import parse_seconds
 from cost_model.what_if import changed, check_measured_links
 from hetpipe.commands.inputs import PlanRequest
 from hetpipe.commands.options import AUTO, ObjectiveOptions, WhatIfOptions
-from hetpipe.commands.output import estimates_of, note, print_json, status
+from hetpipe.commands.output import estimates_of, note, print_json, status, statuses
 from hetpipe.reporting.expense_tables import (
     WhatIfRow,
     choice_sentences,
@@ -125,11 +125,12 @@ def compare_changes(
         for name, cluster in changes.items()
     }
     proof_s = request.proof_s or 0.0
-    rows = [_row(name, problem, proof_s, quiet=json) for name, problem in problems.items()]
-    rows = [
-        row if isinstance(problem, InputError) else with_best(row, problem, rows)
-        for row, problem in zip(rows, problems.values(), strict=True)
-    ]
+    with statuses(quiet=json) as tell:
+        rows = [_row(name, problem, proof_s, tell) for name, problem in problems.items()]
+        rows = [
+            row if isinstance(problem, InputError) else with_best(row, problem, rows)
+            for row, problem in zip(rows, problems.values(), strict=True)
+        ]
     if all(row.plan is None for row in rows):
         raise InfeasibleError(f"no plan fits, today and changed: {rows[0].reason}")
     devices = [device for cluster in clusters.values() for device in cluster.devices]
@@ -175,12 +176,14 @@ def _problem(
         return error
 
 
-def _row(change: str, problem: Problem | InputError, proof_s: float, *, quiet: bool) -> WhatIfRow:
+def _row(
+    change: str, problem: Problem | InputError, proof_s: float, tell: Callable[[str], None]
+) -> WhatIfRow:
     """Return the plan of `auto` for the devices of a change, telling that it is looked for."""
     if isinstance(problem, InputError):
         return WhatIfRow(change, None, reason=str(problem))
-    with status(f"planning: {change}", quiet=quiet):
-        return what_if_row(change, problem, proof_s=proof_s)
+    tell(f"planning: {change}")
+    return what_if_row(change, problem, proof_s=proof_s)
 
 
 def _check_planned(change: str, cluster: Cluster, request: PlanRequest, profile: ModelProfile) -> None:

@@ -101,24 +101,56 @@ def write_output(path: Path, text: str) -> None:
 
 @contextmanager
 def status(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
-    """Give a function that shows on a terminal what is being done; None if stdout is no terminal.
+    """Give a function that shows on a terminal what is being done; None if there is no terminal.
 
     There one line says what lasts longer than some seconds, unless that is to be quiet.
     """
-    if not sys.stdout.isatty():
-        line = threading.Timer(LONG_S, sys.stderr.write, [f"{what} ...\n"])
-        line.daemon = True
-        if not quiet:
-            line.start()
-        try:
-            yield None
-        finally:
-            line.cancel()
-        return
-    from hetpipe.reporting.tables import console
+    with statuses(quiet=quiet) as tell:
+        tell(what)
+        yield tell if _on_terminal() else None
 
-    with console(sys.stderr).status(what) as shown:
-        yield lambda text: shown.update(text)
+
+@contextmanager
+def statuses(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Give a function that says what is being done, one thing after the other: on a terminal, at once.
+
+    Elsewhere in lines, unless that is to be quiet: what is being done after some seconds, and all that
+    follows, however soon each is done.
+    """
+    if _on_terminal():
+        from hetpipe.reporting.tables import console
+
+        with console(sys.stderr).status("") as shown:
+            yield lambda text: shown.update(text)
+        return
+    latest, is_late, one_at_a_time = "", False, threading.Lock()
+
+    def begin_lines() -> None:
+        nonlocal is_late
+        with one_at_a_time:
+            is_late = True
+            sys.stderr.write(f"{latest} ...\n" if latest else "")
+
+    def tell(text: str) -> None:
+        nonlocal latest
+        with one_at_a_time:
+            latest = text
+            if is_late:
+                sys.stderr.write(f"{latest} ...\n")
+
+    timer = threading.Timer(LONG_S, begin_lines)
+    timer.daemon = True
+    if not quiet:
+        timer.start()
+    try:
+        yield tell
+    finally:
+        timer.cancel()
+
+
+def _on_terminal() -> bool:
+    """Return whether what is being done is seen at once: where it is written, and the answer after it."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def choice_sentences(choice: "Choice", schedule: Schedule | None) -> list[str]:

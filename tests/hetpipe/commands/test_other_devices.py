@@ -1,6 +1,7 @@
 """`compare --what-if` and `--pareto`, and `plan` by money, energy, a deadline or a budget."""
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -217,6 +218,16 @@ def test_a_kind_that_is_not_at_hand_is_estimated_when_asked_to(hetpipe: Shell):
     assert today["per_hour"] is None
     assert "RTX-4090" in result.err and result.err.startswith("note: estimated")
     assert "'T4' was measured" in hetpipe(f'compare {FILES} --estimate T4 --what-if "remove b"').err
+
+
+@pytest.mark.slow
+def test_each_change_is_told_of_where_planning_takes_long(
+    priced: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: timer.function())  # it takes long at once
+    result = priced(f'compare {FILES} --what-if "remove b" --what-if "speed a 2"')
+    rows = ("today", "remove b", "speed a 2", "all together")
+    assert [f"planning: {row} ..." for row in rows] == result.err.splitlines()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import threading
 import time
 
 import pytest
@@ -101,6 +102,34 @@ def test_a_pipe_is_told_of_what_lasts_long(
         with output.status("planning", quiet=quiet):
             time.sleep(0.2)
         assert capsys.readouterr() == ("", told)
+
+
+def test_all_that_follows_something_long_is_told_of_in_a_pipe_and_all_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Rows of `compare --what-if` had been silent where each was done within some seconds."""
+
+    timers: list[threading.Timer] = []
+    monkeypatch.setattr(
+        threading.Timer, "start", lambda self: timers.append(self)
+    )  # it is over when the test says so
+    with output.statuses() as tell:
+        tell("planning: today")
+        tell("planning: one")
+        timers.pop().function()
+        tell("planning: two")
+        tell("planning: all together")
+    told = "planning: one ...\nplanning: two ...\nplanning: all together ...\n"
+    assert capsys.readouterr() == ("", told)
+    screen = screen_of(monkeypatch)
+    with output.statuses() as tell:
+        tell("planning: today")
+    assert "planning: today" in screen.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # a log, beside a terminal
+    with output.statuses() as tell:
+        tell("planning: today")
+        timers.pop().function()
+    assert sys.stderr.getvalue() == "planning: today ...\n"
 
 
 def test_how_far_long_data_are_read_is_in_the_bar_of_training_and_in_one_that_comes_when_there_are(
