@@ -74,8 +74,9 @@ def _enter_pipelines(
 ) -> None:
     """Enter the plans of a search, of baselines, shared devices and interleaved pipelines.
 
-    known: further starts, where what baselines find is entered already. The simulator changes no sets where
-    the best plan is far below all their clocks: hardly any step is below its clock.
+    known: further starts, where what baselines find is entered already. Nothing walks where families lead,
+    unless they are far from what the relaxed programme of few devices promises. The simulator changes no
+    sets where the best plan is far below all their clocks: hardly any step is below its clock.
     """
     problem, costs = search.problem, search.costs
     judge = _with_sync(search)
@@ -84,17 +85,19 @@ def _enter_pipelines(
     contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
     single_s = contest.step_s
     families_tried = _enter_families(contest, search, ranking, single_s)
-    if contest.step_s >= (1 - search.effort.families.walk_lead) * single_s and search.effort.search.walks:
+    lead = search.effort.families.lead
+    decided = contest.step_s < (1 - lead) * single_s and not _far_from_columns(contest, search)
+    if not decided and search.effort.search.walks:
         found = _each_once(search.walked(begun, judge))
         plans = by_estimate(costs, _plans_of(search, found))
         contest.enter(plans)
         single_s = min([single_s, *(ranking(plan)[0] for plan in plans[:1])])
         if not families_tried:
             _enter_families(contest, search, ranking, single_s)
-    clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
+    clear = contest.step_s < (1 - lead) * single_s
     if not known:
         contest.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
-    hopeless = (1 - search.effort.families.walk_lead) * (search.best or 0.0) > contest.step_s
+    hopeless = (1 - lead) * (search.best or 0.0) > contest.step_s
     if not hopeless and (not clear or sync_share(search, single_s) < search.effort.search.much_sync):
         contest.enter_all(_improved_with_simulator(search, found, ranking))
     if sharing_may_win(problem, costs, contest.best):
@@ -113,6 +116,12 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
     return True
 
 
+def _far_from_columns(contest: Contest, search: PipelineSearch) -> bool:
+    """Return whether the best step is far from that of the relaxed programme, either way."""
+    far, columns = search.effort.choice.far_from_columns, search.columns
+    return columns is not None and not 1 / far <= contest.step_s / columns.step_s <= far
+
+
 def _enter_near_numbers(
     contest: Contest, search: PipelineSearch, ranking: Ranking, found: Sequence[PipelineSet]
 ) -> None:
@@ -124,11 +133,8 @@ def _enter_near_numbers(
     others. Where pipelines of the best plan share devices, as many as the best set of the search has (found)
     are looked for, too.
     """
-    problem, best, columns = search.problem, contest.best, search.columns
-    if best is None or columns is None or problem.forced.num_pipelines is not None:
-        return
-    far = search.effort.choice.far_from_columns
-    if 1 / far <= contest.step_s / columns.step_s <= far:
+    problem, best = search.problem, contest.best
+    if best is None or problem.forced.num_pipelines is not None or not _far_from_columns(contest, search):
         return
     count = len(best.pipelines)
     numbers = [count, count - 1]

@@ -126,7 +126,7 @@ class ChoiceEffort:
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
     far_from_columns: float
     """Ratio to the relaxed step, either way, beyond which as many pipelines as the best plan has, and one
-    less, are searched for."""
+    less, are searched for, and beyond which sets walk though families lead."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3
@@ -152,11 +152,9 @@ class FamilyEffort:
     """Share of that step that a card must take at least to sum the whole model."""
     near: float = 1.01
     """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
-    walk_lead: float = 0.03
-    """Relative: families ahead of the sets from which walks would begin by more than this: nothing walks."""
-    clear_lead: float = 0.01
-    """Relative: families that are better by more, where there is much sync, end the search: small changes of
-    single pipelines are left out."""
+    lead: float = 0.03
+    """Relative: where families are ahead by more of the sets from which walks would begin, nothing walks, and
+    where there is much sync the simulator changes no single pipelines."""
     most_stages: int = 8
     """Of a chain."""
     most_vectors: int = 3000

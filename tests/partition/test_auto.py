@@ -16,8 +16,8 @@ from parallel import on_all_cores
 from partition.auto import STRATEGIES, auto, candidate_rules, on_one_node
 from partition.baselines.catalogue import BASELINES, WELL_KNOWN
 from partition.estimates.effort import effort_for
-from partition.local_search.moves import PipelineSet
-from partition.local_search.pipeline_search import PipelineSearch
+from partition.local_search.moves import EvaluateSet, PipelineSet
+from partition.local_search.pipeline_search import Begun, PipelineSearch
 from partition.plan import Plan
 from partition.problem import MOST_LAYERS, Problem
 from partition.solver import COMPARED, compare, solve
@@ -266,9 +266,13 @@ def test_nodes_alone_are_planned_for_where_they_could_win() -> None:
 
 
 class _Watched(PipelineSearch):
-    """Says whether sets were changed with the simulator."""
+    """Says whether sets walked, and whether they were changed with the simulator."""
 
-    changed = False
+    has_walked = changed = False
+
+    def walked(self, begun: Begun, evaluate: EvaluateSet) -> list[PipelineSet]:
+        self.has_walked = True
+        return super().walked(begun, evaluate)
 
     def improve_with_simulator(self, *sets_and_simulator: Any) -> list[PipelineSet]:
         self.changed = True
@@ -283,6 +287,13 @@ def test_the_simulator_changes_no_sets_whose_clocks_are_far_above_a_baseline(
     search = _Watched(problem)
     auto(problem, evaluator(problem.profile, problem.cluster), search=search)
     assert search.changed == changed
+
+
+def test_few_devices_walk_though_families_lead_where_the_step_is_far_from_the_relaxed_one() -> None:
+    problem = problem_with_sync(135)
+    search = _Watched(problem)
+    auto(problem, evaluator(problem.profile, problem.cluster), search=search)
+    assert search.has_walked and not search.changed
 
 
 def test_baselines_are_those_compared() -> None:
