@@ -200,13 +200,15 @@ class FamilySpace:
         """Return the numbers of copies of a chain that are looked at, where there is room for `most`.
 
         All, half of them, one less of few, for others beside them, and the most of which stages fill nodes:
-        of others a node holds layers of one stage more, and sums these, too.
+        of others a node holds layers of one stage more, and sums these, too. And as many as a node has devices,
+        which need not sum over the network.
         """
         widths = {self.on_node[index] for index, m in enumerate(vector) if m}
         filling = {
             next(copies for copies in range(most, 0, -1) if copies % width == 0 or width % copies == 0)
             for width in widths
         }
+        filling |= {width for width in widths if width < most}
         return {most, max(1, most // 2), *filling, *([most - 1] if 1 < most <= FEW_COPIES else [])}
 
     def as_many_as_wished(self, families: Sequence[Family]) -> bool:
@@ -225,25 +227,45 @@ class FamilySpace:
             orders = [tuple(used), tuple(used[::-1]), by_rate, by_rate[::-1]]
         return list(dict.fromkeys(tuple(c for c in order for _ in range(vector[c])) for order in orders))
 
-    def quick_s(self, vector: Counts, copies: int, others: float = 0.0) -> float:
+    def quick_s(self, vector: Counts, copies: int, others: float = 0.0, sums_s: float = 0.0) -> float:
         """Return a closed form of the step of a family, laid out as suits it best.
 
             compute = B / rate * (1 + (S - 1) * size / (B / k) + (S - 1) / (2 L)),  rate = k * sum m_c r_c
-            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1) / run / in a row
-            sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c * run
+            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 t else 1) / t
+            sync    = a * W * max((n_c - 1) / n_c * r_c) / sum m_c r_c * run
             step    = (compute^3 + load^3)^(1/3) + sync
 
-        Filling and uneven cuts are in compute. In a row: stages of which a node has all copies, devices of a
-        node / (k * run), at least one. others: samples a second that other pipelines do.
+        Filling and uneven cuts are in compute. t: stages of a copy in a row on a node, its run, or more of few
+        copies. n_c: nodes with copies of a stage, or copies, where these are not summed inside a node first;
+        beside other pipelines very many. others: samples a second that these do; sums_s: what their sums take
+        at least.
         """
-        return min(self._ways_s(vector, copies, others).values())
+        return min(self._ways_s(vector, copies, others, sums_s).values())
 
     def runs(self, vector: Counts, copies: int) -> list[int]:
         """Return the runs in which a family is laid out: grouped, nested, and best by the closed form."""
         ways_s = self._ways_s(vector, copies, 0.0)
         return list(dict.fromkeys([1, max(vector), min(ways_s, key=lambda run: ways_s[run])]))
 
-    def _ways_s(self, vector: Counts, copies: int, others: float) -> dict[int, float]:
+    def sums_s(self, vector: Counts, copies: int, run: int, *, others: bool) -> float:
+        """Return the seconds of `quick_s` for sums, in a run. others: whether there are other pipelines."""
+        used = [c for c, m in enumerate(vector) if m]
+        on_node = max(min(vector[c], self.on_node[c], run) for c in used)
+        largest = max(self.rates[c] * self._summed(copies, min(run, vector[c]), c, others) for c in used)
+        return max(self.class_s_per_byte) * self.model_bytes * on_node * largest / self.rate(vector)
+
+    def _summed(self, copies: int, run: int, c: int, others: bool) -> float:
+        """Return the share of a stage's bytes that passes the card of each of its nodes: (n - 1) / n of n."""
+        if others:
+            return 1.0
+        if self.on_node[c] % (copies * run) == 0:  # one node has all copies
+            return 0.0
+        members = min(copies, -(-copies * run // self.on_node[c])) if self.inside_first else copies
+        return (members - 1) / members if members > 1 else 0.5
+
+    def _ways_s(
+        self, vector: Counts, copies: int, others: float, others_sums_s: float = 0.0
+    ) -> dict[int, float]:
         """Return the closed form of `quick_s` by run; that of all a node has, too, is by its longest."""
         used, num_stages = [c for c, m in enumerate(vector) if m], sum(vector)
         batch, rate = self.problem.global_batch_size, copies * self.rate(vector)
@@ -251,21 +273,22 @@ class FamilySpace:
         filling = (num_stages - 1) * min(self.problem.microbatch_sizes) / max(each, 1.0)
         uneven = (num_stages - 1) / (2 * self.problem.profile.num_layers)
         compute_s = batch / (rate + others) * (1 + filling + uneven)
-        largest = copies * max(self.rates[c] for c in used) / rate
-        pace = max(self.class_s_per_byte)
-        sync_s = pace * self.model_bytes * largest * (copies - 1) / copies
+
+        def sums_s(run: int) -> float:
+            return max(others_sums_s, self.sums_s(vector, copies, run, others=others > 0))
+
         if num_stages == 1:
-            return {1: compute_s + sync_s}
+            return {1: compute_s + sums_s(1)}
         longest = max(vector)
         width = max(self.on_node[c] for c in used)
-        load_s = width * each * self._boundary_bytes * pace / 2
-        load_s *= 2 if num_stages > 2 else 1
+        load_s = width * each * self._boundary_bytes * max(self.class_s_per_byte) / 2
         ways = {}
         for run in dict.fromkeys([*(2**power for power in range(longest.bit_length())), longest]):
             on_node = max(min(vector[c], self.on_node[c], run) for c in used)
-            crossing_s = 0.0 if num_stages <= on_node else load_s / on_node
-            crossing_s /= max(1, width // (copies * run))  # of few copies a node has stages in a row, too
-            ways[run] = together_s(compute_s, crossing_s, sync_s * on_node)
+            in_row = min(longest, on_node * max(1, width // (copies * run)))
+            ways_out = min(2, -(-num_stages // in_row) - 1)  # of a node in the middle, and of one of two
+            crossing_s = ways_out * load_s / in_row
+            ways[run] = together_s(compute_s, crossing_s, sums_s(run))
         return ways
 
     def layout(self, outline: Outline, taken: Sequence[int]) -> Layout:

@@ -33,10 +33,11 @@ MessageSeconds = Callable[[Device, Device, int], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class EstimatedSet:
-    """Families and the step that is estimated for them."""
+    """Families and the step that is estimated for them. sums_s: what of it sums go on for."""
 
     step_s: float
     families: FamilySet
+    sums_s: float = 0.0
 
 
 class FamilyCutter:
@@ -114,7 +115,7 @@ class FamilyCutter:
         sync_s = self._sync_s(parts)
         if (with_messages_s(least_s, messages_s) + sync_s) * ROUNDING > within_s:
             return None
-        return EstimatedSet(with_messages_s(timing.time_s(share), messages_s) + sync_s, (family,))
+        return EstimatedSet(with_messages_s(timing.time_s(share), messages_s) + sync_s, (family,), sync_s)
 
     def estimate_s(self, families: FamilySet, *, shared: bool) -> float:
         """Return the estimated step of families that share the batch; inf where they cannot do it."""

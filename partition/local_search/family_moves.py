@@ -88,11 +88,26 @@ class FamilyClimb:
         most_s, busy = NEAR * own_s, self._cutter.cards_busy(EstimatedSet(own_s, families)) >= BUSY
         found = dict[FamilySet, float]()
         for at in range(len(families)):
-            for changed in chain(_all_shifted(families[at]), self._recut(families, at, most_s, busy)):
+            same = chain(_all_shifted(families[at]), self._cut_alike(families[at]))
+            for changed in chain(same, self._recut(families, at, most_s, busy)):
                 trial = (*families[:at], changed, *families[at + 1 :])
                 if trial not in seen and trial not in found:
                     found[trial] = self._cutter.estimate_s(trial, shared=False)
         return [trial for trial in sorted(found, key=lambda it: found[it]) if found[trial] <= most_s]
+
+    def _cut_alike(self, family: Family) -> Iterator[Family]:
+        """Give a family with its cuts in microbatches of another size, or with two of its stages swapped.
+
+        New cuts for these may be others, and worse: they are charged sums as if no stage waited for another.
+        """
+        old = family.outline
+        for size in self._space.problem.microbatch_sizes:
+            if size != old.microbatch_size:
+                yield replace(family, outline=replace(old, microbatch_size=size))
+        swapped = (_swapped(old.chain, *pair) for pair in combinations(range(len(old.chain)), 2))
+        for swap in dict.fromkeys(swapped):
+            if swap != old.chain:
+                yield replace(family, outline=replace(old, chain=swap))
 
     def _recut(self, families: FamilySet, at: int, most_s: float, busy: bool) -> Iterator[Family]:
         """Give what each other outline of one of the families leads to, unless it is sure to be too long.

@@ -27,28 +27,34 @@ class _Group:
     """Sets of families that are made together, once one of them may be next.
 
     rough_s, floor_s: no estimate of theirs is below; the second one is asked for where the first one is not
-    enough. used: share of the cluster's speed in their devices.
+    enough. used: share of the cluster's speed in their devices. sums_s: what sums would take at least, as
+    counted where families are ranked, were there other pipelines beside.
     """
 
     rough_s: float
     floor_s: Callable[[], float]
     make: Callable[[], Iterable[EstimatedSet]]
     used: float = 1.0
+    sums_s: float = 0.0
 
     @cached_property
     def sets(self) -> list[EstimatedSet]:
         """Return what is made."""
         return list(self.make())
 
+    def with_rest_s(self, made: EstimatedSet) -> float:
+        """Return the step of a set if all other devices did their part in as long."""
+        return self.used * (made.step_s - made.sums_s) + max(made.sums_s, self.sums_s)
+
 
 def in_order(
-    groups: Sequence[_Group], *, used: bool = False, within_s: float = math.inf
+    groups: Sequence[_Group], *, with_rest: bool = False, within_s: float = math.inf
 ) -> Iterator[EstimatedSet]:
     """Give the sets of groups by their estimates, as a stable sort does, up to within_s.
 
-    used: by their estimates times their group's share.
+    with_rest: by their estimates if other devices did their part; within_s is for those without sums then.
     """
-    shares = [group.used if used else 1.0 for group in groups]
+    shares = [group.used if with_rest else 1.0 for group in groups]
     queue = [
         (share * group.rough_s, ROUGH, at, 0)
         for at, (group, share) in enumerate(zip(groups, shares, strict=True))
@@ -56,8 +62,8 @@ def in_order(
     heapify(queue)
     while queue:
         floor_s, state, at, place = heappop(queue)
-        if floor_s > within_s:
-            return
+        if floor_s > within_s and not (with_rest and state == MADE):
+            continue
         group, share = groups[at], shares[at]
         if state == MADE:
             yield group.sets[place]
@@ -65,7 +71,8 @@ def in_order(
             heappush(queue, (max(floor_s, share * group.floor_s()), SHARP, at, 0))
         else:
             for place, entry in enumerate(group.sets):
-                heappush(queue, (share * entry.step_s, MADE, at, place))
+                step_s = group.with_rest_s(entry) if with_rest else entry.step_s
+                heappush(queue, (step_s, MADE, at, place))
 
 
 class FamilyStarts:
@@ -107,7 +114,7 @@ class FamilyStarts:
             for vector, copies in chosen
             for group in self._of(vector, copies, none, shared, within_s / self._used(vector, copies))
         ]
-        first = list(islice(in_order(alone, used=True, within_s=within_s), self._effort.second))
+        first = list(islice(in_order(alone, with_rest=True, within_s=within_s), self._effort.second))
         both = [self._pair(*pair, shared) for pair in self._pairs(first)]
         return in_order([*alone, *both], within_s=within_s)
 
@@ -152,6 +159,7 @@ class FamilyStarts:
                 lambda: min(floors.floor_s(outline, taken) for outline in outlines),
                 lambda: self._best(orders, sizes, outlines[0], taken, shared, within_s),
                 used,
+                self._space.sums_s(vector, copies, run, others=True),
             )
 
         # of runs that put a chain on the same nodes the longest charges sums in more ways
@@ -213,8 +221,10 @@ class FamilyStarts:
             (family,) = one.families
             copies = family.outline.copies
             own = tuple(used // copies for used in family.uses(len(space.counts)))
+            rate = batch / (one.step_s - one.sums_s)
+            sums_s = space.sums_s(own, copies, family.outline.run, others=True)
             for vector, others in options:
-                step_s = space.quick_s(vector, others, batch / one.step_s)
+                step_s = space.quick_s(vector, others, rate, sums_s)
                 devices = frozenset({(own, copies), (vector, others)})
                 if devices not in pairs or step_s < pairs[devices][0]:
                     pairs[devices] = step_s, family, vector, others
