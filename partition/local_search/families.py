@@ -200,8 +200,8 @@ class FamilySpace:
         """Return the numbers of copies of a chain that are looked at, where there is room for `most`.
 
         All, half of them, one less of few, for others beside them, and the most of which stages fill nodes:
-        of others a node holds layers of one stage more, and sums these, too. And as many as a node has devices,
-        which need not sum over the network.
+        of others a node holds layers of one stage more, and sums these, too. And as many as a node has
+        devices, which need not sum over the network.
         """
         widths = {self.on_node[index] for index, m in enumerate(vector) if m}
         filling = {
@@ -235,10 +235,10 @@ class FamilySpace:
             sync    = a * W * max((n_c - 1) / n_c * r_c) / sum m_c r_c * run
             step    = (compute^3 + load^3)^(1/3) + sync
 
-        Filling and uneven cuts are in compute. t: stages of a copy in a row on a node, its run, or more of few
-        copies. n_c: nodes with copies of a stage, or copies, where these are not summed inside a node first;
-        beside other pipelines very many. others: samples a second that these do; sums_s: what their sums take
-        at least.
+        Filling and uneven cuts are in compute. t: stages of a copy in a row on a node: its run, or more of
+        few copies. n_c: nodes with copies of a stage, or copies, where these are not summed inside a node
+        first; beside other pipelines very many. others: samples a second that these do; sums_s: what their
+        sums take at least.
         """
         return min(self._ways_s(vector, copies, others, sums_s).values())
 
@@ -258,10 +258,11 @@ class FamilySpace:
         """Return the share of a stage's bytes that passes the card of each of its nodes: (n - 1) / n of n."""
         if others:
             return 1.0
-        if self.on_node[c] % (copies * run) == 0:  # one node has all copies
+        if copies == 1 or self.on_node[c] % (copies * run) == 0:  # one node has all copies
             return 0.0
-        members = min(copies, -(-copies * run // self.on_node[c])) if self.inside_first else copies
-        return (members - 1) / members if members > 1 else 0.5
+        nodes = max(2, -(-copies * run // self.on_node[c]))
+        members = min(copies, nodes) if self.inside_first else copies
+        return (members - 1) / members
 
     def _ways_s(
         self, vector: Counts, copies: int, others: float, others_sums_s: float = 0.0
