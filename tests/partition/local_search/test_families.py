@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from itertools import combinations, islice, product
+from typing import Any
 
 import pytest
 
@@ -271,8 +272,8 @@ def test_copies_of_which_stages_fill_nodes_are_looked_at() -> None:
     )
     search, simulate = PipelineSearch(problem), evaluator(problem.profile, problem.cluster)
     space = FamilySpace(search)
-    assert space.copies((2,), 10) == {5, 8, 10}
-    assert space.copies((1,), 20) == {10, 20}
+    assert space.copies((2,), 10) == {4, 5, 8, 10}
+    assert space.copies((1,), 20) == {4, 10, 20}
     assert space.copies((4,), 3) == {1, 2, 3}  # two leave devices for others
     cutter, steps_s = FamilyCutter(search, space), {}
     for copies in (8, 10):
@@ -281,6 +282,41 @@ def test_copies_of_which_stages_fill_nodes_are_looked_at() -> None:
         plan = search.plan("families", timed) if timed is not None else None
         steps_s[copies] = simulate(plan).step_s if plan is not None else math.inf
     assert steps_s[8] < 0.95 * steps_s[10]
+
+
+def test_copies_of_which_one_node_has_all_sum_nothing_in_the_closed_form() -> None:
+    # Two nodes of four. Four copies of two stages compute 96 s, an eighth more to fill and a sixteenth for
+    # uneven cuts. Grouped, a node has all copies of its stage. Nested, each node has two copies of both, and
+    # 80 kB pass its card both ways by half; beside others none is spared, and the larger sums count once.
+    space = FamilySpace(PipelineSearch(two_nodes()))
+    assert space.sums_s((2,), 4, 1, others=False) == 0
+    assert space.sums_s((2,), 4, 2, others=False) == pytest.approx(80)
+    assert space.sums_s((2,), 4, 1, others=True) == pytest.approx(80)
+    assert space.sums_s((8,), 1, 4, others=False) == 0  # a single copy
+    assert space.quick_s((2,), 4) == pytest.approx(114)
+    assert space.quick_s((1,), 4, others=4 / 24, sums_s=100) == pytest.approx(96 + 160)
+    assert space.quick_s((1,), 4, others=4 / 24, sums_s=200) == pytest.approx(96 + 200)
+
+
+@pytest.mark.parametrize("changed", [{"microbatch_size": 1}, {"chain": (1, 0)}])
+def test_cuts_are_kept_for_other_sizes_and_orders(changed: dict[str, Any]) -> None:
+    # new cuts are even for every size and order; that uneven ones are faster the estimate need not know
+    problem = problem_of_nodes(
+        {"fast": 1.0, "slow": 0.99},
+        [("fast", 4), ("slow", 4)],
+        network=Link(0.0, 1e9),
+        batch=256,
+        sizes=(1, 2),
+    )
+    search = PipelineSearch(problem)
+    cuts, outline = ((0, 6, False), (6, 8, False)), Outline((0, 1), 4, 2, run=1)
+    wanted = (Family(replace(outline, **changed), cuts),)
+    climb = FamilyClimb(
+        FamilyCutter(search, FamilySpace(search)),
+        lambda families, _: 1.0 if families == wanted else 2.0,
+        replace(search.effort.families, climb_tries=0),
+    )
+    assert climb.improve((Family(outline, cuts),), lambda: True) == wanted
 
 
 def test_a_family_gets_the_second_one_that_uses_what_it_leaves() -> None:
