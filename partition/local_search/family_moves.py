@@ -72,24 +72,30 @@ class FamilyClimb:
     def _settled(
         self, best: FamilySet, best_s: float, seen: set[FamilySet], goes_on: Callable[[], bool]
     ) -> FamilySet:
-        """Return families that none one change away betters, of those that are estimated as near."""
-        trials = self._near(best, seen)
-        while trials and goes_on():
+        """Return families that none one change away betters, of those that are estimated as near.
+
+        Those that keep their cuts are tried where no other is better: sooner they lead astray.
+        """
+        trials, last = self._near(best, seen), False
+        while goes_on() and (trials or not last):
+            if not trials:
+                trials, last = self._near(best, seen, cut_alike=True), True
+                continue
             trial, most_s = trials.pop(0), best_s * (1 - GAIN)
             seen.add(trial)
             step_s = self._evaluate(trial, most_s)
             if step_s < most_s:
-                best, best_s, trials = trial, step_s, self._near(trial, seen)
+                best, best_s, trials, last = trial, step_s, self._near(trial, seen), False
         return best
 
-    def _near(self, families: FamilySet, seen: set[FamilySet]) -> list[FamilySet]:
+    def _near(self, families: FamilySet, seen: set[FamilySet], *, cut_alike: bool = False) -> list[FamilySet]:
         """Return families one change away that were not seen, least estimate first, as far as it is near."""
         own_s = self._cutter.estimate_s(families, shared=False)
         most_s, busy = NEAR * own_s, self._cutter.cards_busy(EstimatedSet(own_s, families)) >= BUSY
         found = dict[FamilySet, float]()
         for at in range(len(families)):
-            same = chain(_all_shifted(families[at]), self._cut_alike(families[at]))
-            for changed in chain(same, self._recut(families, at, most_s, busy)):
+            new = chain(_all_shifted(families[at]), self._recut(families, at, most_s, busy))
+            for changed in self._cut_alike(families[at]) if cut_alike else new:
                 trial = (*families[:at], changed, *families[at + 1 :])
                 if trial not in seen and trial not in found:
                     found[trial] = self._cutter.estimate_s(trial, shared=False)
