@@ -127,6 +127,7 @@ class CardColumns:
         proven (branch and bound).
         """
         step_s *= 1 + SAFETY
+        self._runs.within(step_s)
         width, batch = self.shapes[-1].width, self.tables.problem.global_batch_size
         if self.home is not None and not self.whole and step_s < self._one_way_s[-1]:
             return True

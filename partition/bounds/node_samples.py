@@ -44,29 +44,19 @@ class LayerTimes:
     after_s: Floats
     ends_s: Floats
 
-    def stages_s(self, samples: int, size: int) -> Floats:
-        """Return the least seconds of stages from a first forward to a last backward, by [start, stop].
+    def stage_seconds(self, samples: int, size: int) -> tuple[Floats, Floats]:
+        """Return the least seconds of stages, by [start, stop]: to their last backward, their last forward.
 
-        Their work, and by Little's law what the round trips of full microbatches take if memory takes so many
-        at once (`stage_tables.SizeTables.most_in_flight` says where it may be one more).
+        From a first forward to a last backward: their work, and by Little's law what the round trips of full
+        microbatches take if memory takes so many at once (`stage_tables.SizeTables.most_in_flight` says where
+        it may be one more). To the end of the last forward: then no more microbatches wait for their backward
+        than memory takes at once; of all others the stage has done the backward.
         """
-        full = max(1, samples // size)
-        caps = np.where(self.caps >= full - 1, full + 1.0, np.maximum(self.caps, 1.0))
-        round_trip_s = size * self.options_s + self.after_s
-        return np.asarray(np.maximum(samples * self.options_s, full * round_trip_s / caps).min(axis=0))
+        from partition.bounds.run_kernel import stage_seconds  # loads a compiler
 
-    def arrivals_s(self, samples: int, size: int) -> Floats:
-        """Return the least seconds of stages from a first forward to the end of the last, by [start, stop].
-
-        When the last forward ends no more microbatches wait for their backward than memory takes at once; of
-        all others the stage has done the backward.
-        """
-        full = max(1, samples // size)
-        waiting = np.where(self.caps >= full - 1, np.inf, np.maximum(self.caps, 1.0))
-        with np.errstate(invalid="ignore"):
-            done_s = np.where(waiting < np.inf, samples * self.options_s - waiting * self.backs_s, -np.inf)
-        done_s = np.where(np.isfinite(self.options_s), done_s, np.inf)
-        return np.asarray(np.maximum(samples * self.forward_s, done_s.min(axis=0)))
+        times = (self.options_s, self.caps, self.backs_s, self.forward_s)
+        found: tuple[Floats, Floats] = stage_seconds(times, self.after_s, samples, size)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,83 +9,124 @@ EXACT = 1 - 1e-6  # of seconds that are needed, for rounding, in single precisio
 
 
 @compiled
-def needed_s(
+def stage_seconds(
+    times: tuple[Floats, Floats, Floats, Floats], after_s: Floats, samples: int, size: int
+) -> tuple[Floats, Floats]:
+    """Return the least seconds of stages for some samples in microbatches of a size, by [start, stop].
+
+    From a first forward to a last backward, and to the end of the last forward. times: `options_s`, `caps`,
+    `backs_s` and `forward_s` of `node_samples.LayerTimes`, whose `after_s` is the other.
+    """
+    options_s, caps, backs_s, forward_s = times
+    places = len(forward_s)
+    busy_s, arrived_s = np.empty((places, places)), np.empty((places, places))
+    full = max(1, samples // size)
+    for start in range(places):
+        for stop in range(places):
+            least_s, soonest_s = np.inf, np.inf
+            for again in range(2):
+                option_s = options_s[again, start, stop]
+                if option_s == np.inf:
+                    continue
+                most, work_s = max(caps[again, start, stop], 1.0), samples * option_s
+                done_s = work_s - most * backs_s[again, start, stop]
+                if caps[again, start, stop] >= full - 1:  # all wait at once, and one more
+                    most, done_s = full + 1.0, -np.inf
+                least_s = min(least_s, max(work_s, full * (size * option_s + after_s[stop]) / most))
+                soonest_s = min(soonest_s, done_s)
+            busy_s[start, stop] = least_s
+            arrived_s[start, stop] = max(samples * forward_s[start, stop], soonest_s)
+    return busy_s, arrived_s
+
+
+@compiled
+def fill_needed(
+    need: Singles,
     ways: Floats,
     stages_s: Floats,
     arrivals_s: Floats,
     sums_s: Singles,
     inside_s: Singles,
-    width: int,
-    widest: int,
-) -> Singles:
-    """Return the least seconds of runs for some samples: [what, devices, start, stop].
+    limits: tuple[int, int, float],
+) -> None:
+    """Put in the least seconds of runs for some samples: [start, stop, devices, what].
 
     A dynamic programme over the cuts of a run:
 
         state       (devices, start, stop): the first stages of a run from `start` on
         label       the most seconds of a stage, of one kind
-        transition  one more stage, behind the others
-        complexity  devices x layers^3 x kinds of seconds
+        transition  one more stage, behind the others, that is in time
+        complexity  devices x layers^3 x kinds of seconds, less what is not in time
 
     what: 0, the run's forwards in front of a stage, its work, and the run's backwards of the stages in front
     of it; then for each row of sums, forwards, work, and these backwards or the sums of the run up to the
     stage that its last backward leaves over, or its own ones out of its device, whichever takes longest;
-    last, from the first forward of the run to the end of the last one.
+    last, from the first forward of the run to the end of the last one. inf where no run is in time.
 
     ways: of the layers in front of each place: last backward at the most, forward, backward, optimizer,
     forward of the last microbatch. stages_s: of stages, from a first forward to a last backward; arrivals_s:
     to the end of the last forward. sums_s: by [row, start, stop]. inside_s: in which the gradients of layers
-    leave a device, by [start, stop]. widest: devices that there is room for.
+    leave a device, by [start, stop]. limits: (devices of a node, first layers that are asked for, step).
     """
     last, forward, backward, optimizer, ending = ways
-    num_layers, rows = len(last) - 1, len(sums_s)
-    need = np.full((rows + 2, widest + 1, num_layers + 1, num_layers + 1), np.inf, np.float32)
-    own_s = np.zeros(rows + 1)
+    num_layers, rows, (width, starts, step_s) = len(last) - 1, len(sums_s), limits
+    need[:starts] = np.inf
+    stage_s = np.zeros(rows + 1, np.float32)
     out_s = np.zeros((num_layers + 1, num_layers + 1))  # what is left of a stage's own sums
+    first = np.full(num_layers + 1, num_layers)  # place of the longest stage in time, by its end
     for start in range(num_layers):
         for stop in range(start + 1, num_layers + 1):
             beyond_s = inside_s[start, stop] - (last[stop - 1] - last[start])
             out_s[start, stop] = max(out_s[start, stop - 1], beyond_s)
-    for start in range(num_layers):
+            work_s = stages_s[start, stop] + optimizer[stop] - optimizer[start]
+            if work_s * EXACT <= step_s:
+                first[stop] = min(first[stop], start)
+    fewest = np.empty(num_layers + 1, np.int64)  # devices up to a place
+    for start in range(starts):
+        fewest[:] = width
         for stop in range(start + 1, num_layers + 1):
             # the last stage begins at each place, or alone where there is one device
-            for place in range(stop - 1 if width > 1 else start, start - 1, -1):
+            for place in range(stop - 1 if width > 1 else start, max(start, first[stop]) - 1, -1):
+                if place > start and fewest[place] >= width:
+                    continue
                 work_s = stages_s[place, stop] + optimizer[stop] - optimizer[place]
                 if work_s == np.inf:
                     break  # a longer stage does not fit either
                 ahead_s = forward[place] - forward[start]
                 back_s = backward[place] - backward[start]
-                own_s[0] = (ahead_s + work_s + back_s) * EXACT
+                own_s = (ahead_s + work_s + back_s) * EXACT
+                if own_s > step_s:
+                    continue
+                stage_s[0] = own_s
                 behind_s = last[stop - 1] - last[place]
                 for row in range(rows):
                     left_s = max(back_s, sums_s[row, start, stop] - behind_s, out_s[place, stop])
-                    own_s[row + 1] = (ahead_s + work_s + left_s) * EXACT
+                    stage_s[row + 1] = (ahead_s + work_s + left_s) * EXACT
                 arrives_s = (ahead_s + arrivals_s[place, stop]) * EXACT
                 if place == start:
-                    need[: rows + 1, 1, start, stop] = own_s
-                    need[rows + 1, 1, start, stop] = arrives_s
+                    need[start, stop, 1, : rows + 1] = stage_s
+                    need[start, stop, 1, -1] = arrives_s
+                    fewest[stop] = 1
                     continue
+                fewest[stop] = min(fewest[stop], fewest[place] + 1)
                 pass_s = (ending[stop] - ending[place]) * EXACT
-                for devices in range(2, min(width, stop - start) + 1):
-                    for row in range(rows + 1):
-                        both_s = max(own_s[row], need[row, devices - 1, start, place])
-                        need[row, devices, start, stop] = min(need[row, devices, start, stop], both_s)
-                    both_s = max(arrives_s, need[rows + 1, devices - 1, start, place] + pass_s)
-                    least_s = min(need[rows + 1, devices, start, stop], both_s)
-                    need[rows + 1, devices, start, stop] = least_s
-    return need
+                for devices in range(fewest[place] + 1, min(width, stop - start) + 1):
+                    before, here = need[start, place, devices - 1], need[start, stop, devices]
+                    for what in range(rows + 1):
+                        here[what] = min(here[what], max(stage_s[what], before[what]))
+                    here[-1] = min(here[-1], max(arrives_s, before[-1] + pass_s))
 
 
 @compiled
 def late_s(ways: Floats, stages_s: Floats, need: Singles, width: int, left_s: float) -> Singles:
     """Return the least seconds of runs up to the last layer, with sums to come behind it: [devices, start].
 
-    As `needed_s`, whose runs without sums are given. Behind the last backward of the last layer come those of
-    the other layers of its stage, and beside them left_s of sums.
+    As `fill_needed`, whose runs without sums are given. Behind the last backward of the last layer come those
+    of the other layers of its stage, and beside them left_s of sums.
     """
     last, forward, backward, optimizer = ways
     stop = len(last) - 1
-    late = np.full((need.shape[0], stop + 1), np.inf, np.float32)
+    late = np.full((need.shape[2], stop + 1), np.inf, np.float32)
     for start in range(stop):
         for place in range(stop - 1 if width > 1 else start, start - 1, -1):
             work_s = stages_s[place, stop] + optimizer[stop] - optimizer[place]
@@ -97,7 +138,7 @@ def late_s(ways: Floats, stages_s: Floats, need: Singles, width: int, left_s: fl
                 late[1, start] = own_s
                 continue
             for devices in range(2, min(width, stop - start) + 1):
-                both_s = max(own_s, need[devices - 1, start, place])
+                both_s = max(own_s, need[start, place, devices - 1])
                 late[devices, start] = min(late[devices, start], both_s)
     return late
 
@@ -133,13 +174,13 @@ def least_price(
     kinds: by [kind, what], price of a device, of a second of the card, of a second of sums, devices of a
     node, and whether it is the node that all pipelines pass. parts: of its sums that a run pays for, by
     [kind, devices], rising. shares: by [least and most, which], how many times its bytes a run's sums move.
-    need, late: `needed_s` and `late_s` by [kind, ...]. ways: by [kind, what, place], of the layers in front
-    of a place, forward, backward, forward of the last microbatch. sums_s: by [kind, share, start, stop], at
-    the least; inside_s: in which gradients leave a single device, by [kind, start, stop]. runs_s: by
-    [what, kind, start, stop], the price of the samples of a run, and seconds on the card of its bytes that
-    others sum, too, and of those that it may have for itself. open_runs: those that a kind may have. links_s:
-    of a message in front of each layer, forward, backward, forward of the last microbatch; and from there to
-    the end of the model and back, at the least.
+    need, late: `fill_needed` and `late_s` by [kind, ...]. ways: by [kind, what, place], of the layers in
+    front of a place, forward, backward, forward of the last microbatch. sums_s: by [kind, share, start,
+    stop], at the least; inside_s: in which gradients leave a single device, by [kind, start, stop].
+    runs_s: by [what, kind, start, stop], the price of the samples of a run, and seconds on the card of
+    its bytes that others sum, too, and of those that it may have for itself. open_runs: those that a kind
+    may have. links_s: of a message in front of each layer, forward, backward, forward of the last
+    microbatch; and from there to the end of the model and back, at the least.
     limits: (step, price, buckets, buckets of `arrived`, whether there is a node that all pass, seconds of
     sums behind the last backward of the last layer).
     Runs come back by [start, stop, kind, devices, share] from the last one on.
@@ -153,7 +194,6 @@ def least_price(
     path = np.full((num_layers + 1, 3 * each_flag, 4), np.inf)  # price, ahead, tail, arrived
     came = np.full((num_layers + 1, 3 * each_flag, 5), -1)  # start, state, kind, devices, share
     path[0, first_flag * each_flag] = 0.0
-    arrives = need.shape[1] - 1
     for start in range(num_layers):
         for state in range(3 * each_flag):
             price, ahead_s, tail_s, arrived_s = path[start, state]
@@ -190,13 +230,13 @@ def least_price(
                             if total >= limit:
                                 break
                             if (
-                                need[kind, 0, devices, start, stop] + ahead_s + tail_s > step_s
-                                or need[kind, share + 1, devices, start, stop] + ahead_s > step_s
+                                need[kind, start, stop, devices, 0] + ahead_s + tail_s > step_s
+                                or need[kind, start, stop, devices, share + 1] + ahead_s > step_s
                             ):
                                 continue
                             if stop == num_layers and late[kind, devices, start] + ahead_s > step_s:
                                 continue
-                            there_s = max(onward_s, ahead_s + need[kind, arrives, devices, start, stop])
+                            there_s = max(onward_s, ahead_s + need[kind, start, stop, devices, -1])
                             tail_after_s = max(back_s, inside_s[kind, start, stop] / devices)
                             if (there_s + links_s[3, stop] + tail_after_s) * EXACT > step_s:
                                 continue
@@ -260,8 +300,8 @@ def _least_behind(
                     found = num_layers + 1
                     for devices in range(1, min(int(width), stop - start) + 1):
                         if (
-                            need[kind, 0, devices, start, stop] <= step_s
-                            and need[kind, share + 1, devices, start, stop] <= step_s
+                            need[kind, start, stop, devices, 0] <= step_s
+                            and need[kind, start, stop, devices, share + 1] <= step_s
                         ):
                             found = devices
                             break

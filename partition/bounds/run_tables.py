@@ -1,5 +1,6 @@
 """The arrays of runs of layers on nodes that `run_kernel` looks at, made once."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,8 +63,9 @@ class RunTables:
     cards: bool = True
     home_s_per_byte: float = 0.0
     _times: dict[tuple[int, int, int, int], LayerTimes] = field(default_factory=dict)
-    _needed: "OrderedDict[object, Singles]" = field(default_factory=OrderedDict)
+    _needed: "OrderedDict[object, tuple[Singles, list[Floats]]]" = field(default_factory=OrderedDict)
     _num_bytes: int = 0
+    _limit_s: float = math.inf
     _kept_sums: dict[RunKind, tuple[Singles, Singles]] = field(default_factory=dict)
 
     @property
@@ -128,23 +130,55 @@ class RunTables:
         after_s = self.times(0, amounts).ends_s[1]
         return np.array([amounts.size * out, amounts.least * back, amounts.least * out, after_s])
 
+    def within(self, step_s: float) -> None:
+        """Know no more of runs from now on than of those that are in time in a step."""
+        if step_s > self._limit_s or self._limit_s == math.inf:  # what is kept holds for shorter steps
+            self._needed.clear()
+            self._num_bytes, self._limit_s = 0, step_s
+
     def needed(self, kinds: Sequence[RunKind], amounts: PipelineAmounts) -> Singles:
-        """Return `run_kernel.needed_s` of the fewest samples by [kind, ...]."""
+        """Return `run_kernel.fill_needed` of the fewest samples by [kind, ...]."""
+        return self._tables(kinds, amounts)[0]
+
+    def _tables(self, kinds: Sequence[RunKind], amounts: PipelineAmounts) -> tuple[Singles, list[Floats]]:
+        """Return `needed`, and the least seconds of stages of each kind."""
         key = (tuple(kinds), amounts.size, amounts.least, amounts.most, amounts.first)
         found = self._needed.get(key)
         if found is not None:
             self._needed.move_to_end(key)
             return found
-        found = np.stack([self.needed_by(kind, amounts) for kind in kinds])
-        self._num_bytes += found.nbytes
+        places, widest = self.tables.num_layers + 1, max(shape.width for shape in self.shapes)
+        shape = (len(kinds), places, places, widest + 1, self.shares.shape[1] + 2)
+        need = None
         while self._needed and self._num_bytes > MOST_BYTES:
-            self._num_bytes -= self._needed.popitem(last=False)[1].nbytes
+            need = self._needed.popitem(last=False)[1][0]
+            self._num_bytes -= need.nbytes
+        if need is None or need.shape != shape:  # else its memory serves again
+            need = np.empty(shape, np.float32)
+        self._num_bytes += need.nbytes
+        found = need, [self._fill(one, kind, amounts) for one, kind in zip(need, kinds, strict=True)]
         self._needed[key] = found
         return found
 
-    def needed_by(self, kind: RunKind, amounts: PipelineAmounts) -> Singles:
-        """Return the same of one kind; it is not kept."""
-        from partition.bounds.run_kernel import needed_s  # loads a compiler
+    def needed_by_whole(self, kind: RunKind, amounts: PipelineAmounts) -> Singles:
+        """Return the same of all layers on one kind, by [devices, what], for any step; it is not kept."""
+        places, width = self.tables.num_layers + 1, self.shapes[kind.shape].width
+        need = np.empty((places, places, width + 1, self.shares.shape[1] + 2), np.float32)
+        self._fill(need, kind, amounts, starts=1, step_s=math.inf)
+        found: Singles = need[0, -1]
+        return found
+
+    def _fill(
+        self,
+        need: Singles,
+        kind: RunKind,
+        amounts: PipelineAmounts,
+        *,
+        starts: int | None = None,
+        step_s: float | None = None,
+    ) -> Floats:
+        """Put in what runs of a kind need, from so many first layers on, and return the seconds of stages."""
+        from partition.bounds.run_kernel import fill_needed  # loads a compiler
 
         if kind not in self._kept_sums:
             self._kept_sums[kind] = self.sums_s([kind])[0], self.inside_s([kind])[0]
@@ -152,27 +186,31 @@ class RunTables:
         times = self.times(kind.shape, amounts)
         last, _, _, forward, backward, optimizer = times.rows
         ways = np.array([last, forward, backward, optimizer, times.ends_s[0]])
-        stages_s = times.stages_s(amounts.first, amounts.size)
-        arrivals_s = times.arrivals_s(amounts.first, amounts.size)
+        stages_s, arrivals_s = times.stage_seconds(amounts.first, amounts.size)
         different = sums_s if sums_s.any() else sums_s[: int(inside_s.any())]  # else all rows are the same
-        width, widest = self.shapes[kind.shape].width, max(shape.width for shape in self.shapes)
-        found: Singles = needed_s(ways, stages_s, arrivals_s, different, inside_s, width, widest)
+        limits = (
+            self.shapes[kind.shape].width,
+            self.tables.num_layers if starts is None else starts,
+            self._limit_s if step_s is None else step_s,
+        )
+        fill_needed(need, ways, stages_s, arrivals_s, different, inside_s, limits)
         if (rows := len(different)) < len(sums_s):
-            same = found[rows : rows + 1].repeat(len(sums_s) - rows, axis=0)
-            found = np.concatenate([found[: rows + 1], same, found[rows + 1 :]])
-        return found
+            need[..., rows + 1 : -1] = need[..., rows : rows + 1]
+        return stages_s
 
     def late_s(self, kinds: Sequence[RunKind], amounts: PipelineAmounts, left_s: float) -> Singles:
-        """Return `run_kernel.late_s` of the fewest samples by [kind, ...]."""
+        """Return `run_kernel.late_s` of the fewest samples by [kind, ...]; 0 where no sums are to come."""
         from partition.bounds.run_kernel import late_s  # loads a compiler
 
-        need, found = self.needed(kinds, amounts), []
+        (need, stages_s), found = self._tables(kinds, amounts), []
+        if left_s <= 0:  # `needed` says more
+            return np.zeros((len(kinds), need.shape[3], need.shape[1]), np.float32)
         for index, kind in enumerate(kinds):
             times = self.times(kind.shape, amounts)
             last, _, _, forward, backward, optimizer = times.rows
             ways = np.array([last, forward, backward, optimizer])
-            stages_s, width = times.stages_s(amounts.first, amounts.size), self.shapes[kind.shape].width
-            found.append(late_s(ways, stages_s, need[index, 0], width, left_s))
+            width = self.shapes[kind.shape].width
+            found.append(late_s(ways, stages_s[index], need[index, ..., 0], width, left_s))
         return np.stack(found)
 
     def times(self, shape: int, amounts: PipelineAmounts) -> LayerTimes:

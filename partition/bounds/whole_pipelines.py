@@ -69,8 +69,7 @@ class WholePipelines:
 
         The latter to when the last backward of the last layer is over.
         """
-        width = self.runs.shapes[self.kind.shape].width
-        table = self.runs.needed_by(self.kind, amounts)[:, : width + 1, 0, -1].astype(np.float64)
+        table = self.runs.needed_by_whole(self.kind, amounts).astype(np.float64)
         last = self.runs.times(self.kind.shape, amounts).rows[0]
-        table[:, 0] = np.inf
-        return table[1], table[-1], float(table[0, 1] - last[-2])
+        table[0] = np.inf
+        return table[:, 1], table[:, -1], float(table[1, 0] - last[-2])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
@@ -364,6 +365,28 @@ def test_what_whole_pipelines_do_beside_sums_by_hand() -> None:
     assert list(pipelines.most_samples(6.5, sums_s=1.5)) == [0, 2, 5]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_runs_need_within_a_step_is_what_they_need_in_any(seed):
+    problem = sync_case(seed)
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    shapes = node_shapes(tables)
+    kinds = [RunKind(at, lone) for at in range(len(shapes)) for lone in (False, True)]
+    amounts = PipelineAmounts(1, 1, 1, 3, 3)
+    runs = RunTables(tables, shapes, own_bytes(problem))
+    need = runs.needed(kinds, amounts).copy()[:, :-1]  # none begins behind the last layer
+    finite = need[np.isfinite(need)]
+    steps_s = [float(np.quantile(finite, share)) for share in (0.5, 0.2, 0.9)]
+    for step_s, known_s in zip(steps_s, (steps_s[0], steps_s[0], steps_s[2]), strict=True):
+        runs.within(step_s)  # tables of a longer step serve a shorter one
+        within = runs.needed(kinds, amounts)[:, :-1]
+        in_time = need[..., :-1] <= step_s
+        assert in_time.any() and (within[..., :-1] == need[..., :-1])[in_time].all()
+        assert (within[..., :-1] > step_s)[~in_time].all()
+        # without cuts that are not in time the last forward may end later, never sooner
+        assert (within[..., -1] >= need[..., -1])[in_time[..., 0]].all()
+        assert np.isinf(within[..., 0][need[..., 0] > known_s]).all()
+
+
 def test_sums_of_home_wait_for_the_last_backward_of_every_pipeline_by_hand() -> None:
     # three layers of F and B 0.5 s on two devices: the cut in front of layer 1 or 2
     problem = two_nodes(3.0, 3)
@@ -452,7 +475,7 @@ def test_the_last_forward_of_a_stage_waits_for_backwards_where_memory_is_tight()
     def arrival_s(memory_bytes: float) -> float:
         tight = one_after_the_other(memory_bytes)
         times = layer_times(ProblemTables(tight, equal_devices(tight.cluster).merged()), (0,), 1, (1,))
-        return float(times.arrivals_s(8, 1)[0, 1])
+        return float(times.stage_seconds(8, 1)[1][0, 1])
 
     # 8 MB of states, 0.5 MB of a gradient, 1.5 MB a sample: of 8 microbatches 2 wait when the last forward
     # ends, so that 8 forwards and 6 backwards are done; or, with memory for all of them, 8 forwards alone
