@@ -20,11 +20,13 @@ import numpy.typing as npt
 
 from cost_model.cluster import Device
 from partition.estimates.arrays import Floats
+from partition.estimates.effort import SEVERAL_ORDERS
 from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
 LONGER = 1.5
+LONGER_PERIODS = 4  # that are tried for few devices
 MOST_BYTES = 20e6  # of what places take, that is kept
 ALMOST = 1e-6  # of a period: an in_flight that is whole but for rounding is not rounded up
 
@@ -118,7 +120,19 @@ class CutOptimizer:
             if abs(own / period - 1) < CLOSE or (best is not None and seconds > best[0]):
                 break
             period = max(own, 1e-300)  # where all times are zero, so is it
-        return best[1] if best else None
+        few = len(self.tables.problem.cluster.devices) <= SEVERAL_ORDERS
+        if best is None or not few or not any(stage.recompute for stage in best[1]):
+            return best[1] if best else None
+        # Z knows nothing of gradients that wait for the stage before: with these memory may take so few
+        # microbatches that stages are recomputed in vain
+        pipeline = self.timings.pipeline(best[1], microbatch_size)
+        longer = [self._cut_for(devices, places, period) for period in _longer_periods(pipeline)]
+        found = [stages for stages in dict.fromkeys([best[1], *longer]) if stages is not None]
+        if len(found) == 1:
+            return best[1]
+        timings = [self.timings.pipeline(stages, microbatch_size).timing for stages in found]
+        clocks = [timing.time_s(num_samples) if timing.fits else math.inf for timing in timings]
+        return found[clocks.index(min(clocks))]
 
     def _least_period_s(self, class_indices: Sequence[int], microbatch_size: int) -> float:
         """Return the period of places that are all always busy."""
@@ -234,6 +248,13 @@ class CutOptimizer:
                 )
             self._stages[key] = band
         return self._stages[key]
+
+
+def _longer_periods(pipeline: TimedPipeline) -> list[float]:
+    """Return periods longer than a pipeline's own, up to that for which one microbatch in flight will do."""
+    own, timing = pipeline.timing.period_s, pipeline.timing
+    ratio = (sum(timing.busy_s) + sum(timing.round_trips_s)) / own if own else 1.0
+    return [own * ratio ** (step / LONGER_PERIODS) for step in range(1, LONGER_PERIODS + 1) if ratio > 1]
 
 
 @dataclass(frozen=True)
