@@ -4,9 +4,9 @@ moves changes one thing at a time as long as that helps; threshold_accepting als
 get away from where moves end; placement puts pipelines of classes on named devices; starts makes the sets to
 begin with, and pipeline_search is the whole way from starts to the best set, with the columns and dynamic
 programmes of earlier chapters. Where sums or queues take much of a step, families of pipelines that are all
-alike are searched too: families says which there are, family_cuts cuts and estimates them,
-family_floors says which need no cuts, family_starts which come first, family_moves changes all copies at
-once, and family_search is the whole way.
+alike are searched too: families says which there are, family_cuts cuts and estimates them, family_sums says
+how long their sums are seen, family_floors which need no cuts, family_starts which come first, family_moves
+changes all copies at once, and family_search is the whole way.
 
 For others:
     pipeline_search: PipelineSearch; moves: LocalSearch, PipelineSet, fitted

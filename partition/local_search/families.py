@@ -159,7 +159,6 @@ class FamilySpace:
         self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
         self._layouts: dict[object, Layout] = {}
         self._places = {node.name: place for place, node in enumerate(self.problem.cluster.nodes)}
-        self.node_s_per_byte = np.array([self.card_s_per_byte.get(name, 0.0) for name in self._places])
         self._nodes: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
     def vectors(self, counts: Sequence[int], most_stages: int, most_vectors: int) -> Iterator[Counts]:

@@ -8,7 +8,6 @@ Neither alone ranks families well; callers ask for both.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from cost_model.cluster import Cluster, Device, Link
 from partition.estimates.batch_split import share_out
 from partition.estimates.network_cards import FEW_HOPS, queued_s
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.sync_tail import Copies, Tail
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline, TimedStage, TimingCache
 from partition.exact.cut_dp import CutOptimizer
 from partition.local_search.families import Cut, Family, FamilySet, FamilySpace, Layout, Outline
+from partition.local_search.family_sums import FamilySums
 from partition.local_search.starts import SearchSpace
 
 TOGETHER = 6  # exponent: messages queue the more, the nearer a card is to being busy all the time
@@ -49,6 +48,7 @@ class FamilyCutter:
         self._merged = {device.name: c for c, group in enumerate(space.members) for device in group}
         self._timings = {1: search.timings}
         self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
+        self._sums = FamilySums(space)
         self.known: dict[object, EstimatedSet | None] = {}
         self._periods: dict[object, float] = {}  # of the latest cuts of some classes and a microbatch size
         self._messages: dict[object, tuple[float, float]] = {}
@@ -117,22 +117,48 @@ class FamilyCutter:
             return None
         return EstimatedSet(with_messages_s(timing.time_s(share), messages_s) + sync_s, (family,), sync_s)
 
-    def estimate_s(self, families: FamilySet, *, shared: bool) -> float:
-        """Return the estimated step of families that share the batch; inf where they cannot do it."""
+    def estimate_s(self, families: FamilySet, *, shared: bool, within_s: float = math.inf) -> float:
+        """Return the estimated step of families that share the batch; inf where they cannot do it.
+
+        Or where the step is sure to be above within_s.
+        """
         batch = self.search.problem.global_batch_size
         layouts = self.space.layouts(families)
-        timed: list[TimedPipeline] = []
+        timed = list[TimedPipeline]()
+        parts = list[_Part]()
         for family, layout in zip(families, layouts, strict=True):
             timings = self._timings_of(layout.most_at_once if shared else 1)
-            timed += [_timed(timings, family, layout.row)] * family.outline.copies
+            pipeline = _timed(timings, family, layout.row)
+            timed += [pipeline] * family.outline.copies
+            parts.append((family, layout, self._share(family.outline), pipeline.timing))
+        if not _may_do(parts, batch, within_s):
+            return math.inf
+        sync_s = self._sync_s(parts)
+        if not _may_do(parts, batch, within_s - sync_s):
+            return math.inf
         seconds, samples = share_out(timed, batch, TOLERANCE)
         if not math.isfinite(seconds):
             return seconds
-        parts, place = list[_Part](), 0
-        for family, layout in zip(families, layouts, strict=True):
-            parts.append((family, layout, samples[place], timed[place].timing))
+        place = 0
+        for at, (family, layout, _, timing) in enumerate(parts):
+            parts[at] = (family, layout, samples[place], timing)
             place += family.outline.copies
-        return self._with_cards(seconds, parts)
+        return with_messages_s(seconds, self._card_messages_s(parts)) + sync_s
+
+    def least_share(self, families: FamilySet, at: int, step_s: float) -> float:
+        """Return the share of the batch that others leave to one of the families at least in a step.
+
+        As far as is known before their clocks run.
+        """
+        batch = self.search.problem.global_batch_size
+        pairs = zip(families, self.space.layouts(families), strict=True)
+        others = [pair for place, pair in enumerate(pairs) if place != at]
+        done = sum(
+            family.outline.copies
+            * _timed(self.search.timings, family, layout.row).timing.no_more(step_s, batch)
+            for family, layout in others
+        )
+        return max(0.0, 1 - done / batch)
 
     def cards_busy(self, estimated: EstimatedSet) -> float:
         """Return the share of a step for which the busiest card carries messages, as estimated."""
@@ -154,10 +180,6 @@ class FamilyCutter:
             for row in layout.rows
         ]
         return timed if all(pipeline.timing.fits for pipeline in timed) else None
-
-    def _with_cards(self, clock_s: float, parts: Sequence[_Part]) -> float:
-        """Return a step by its clock, with the messages and sums of the busiest cards."""
-        return with_messages_s(clock_s, self._card_messages_s(parts)) + self._sync_s(parts)
 
     def _card_messages_s(self, parts: Sequence[_Part]) -> float:
         """Return for how long the busiest cards carry the messages of families."""
@@ -183,22 +205,8 @@ class FamilyCutter:
 
     def _sync_s(self, parts: Sequence[_Part]) -> float:
         """Return the seconds for which the sums of layers go on after the last backwards."""
-        cuts = sorted({0} | {stop for family, *_ in parts for _, stop, _ in family.cuts})
-        groups = [
-            Copies(self.space.nodes_of(layout), tuple(stop for _, stop, _ in family.cuts), timing.full)
-            for family, layout, _, timing in parts
-        ]
-        tail, copies = Tail.of(groups, cuts), sum(family.outline.copies for family, *_ in parts)
-        paces, latency_s = self.space.node_s_per_byte, self.search.problem.cluster.network.latency_s
-        num_bytes, sums_s = [], []
-        for row, (start, stop) in enumerate(pairwise(cuts)):
-            nodes = np.unique(tail.node[row])
-            members = min(copies, len(nodes)) if self.space.inside_first else copies
-            num_bytes.append(sum(self.space.layer_bytes[start:stop]))
-            share = (members - 1) / members * float(paces[nodes].max())
-            summed = len(nodes) > 1 and num_bytes[-1] > 0
-            sums_s.append(num_bytes[-1] * share + 2 * (members - 1) * latency_s if summed else 0.0)
-        return tail.exposed_s(np.array(sums_s), np.array(num_bytes), cuts, len(paces))
+        families, layouts, _, timings = zip(*parts, strict=True)
+        return self._sums.exposed_s(families, layouts, [timing.full for timing in timings])
 
     def _links(self, one: Device, other: Device) -> tuple[Link, Link]:
         """Return the links both ways between two devices; those of their nodes, which are asked for once."""
@@ -263,6 +271,16 @@ def card_messages_s(parts: Iterable[tuple[Layout, int, MessageSeconds]]) -> floa
 def with_messages_s(clock_s: float, messages_s: float) -> float:
     """Return a step by its clock in which a card carries messages for so long."""
     return float((clock_s**TOGETHER + messages_s**TOGETHER) ** (1 / TOGETHER))
+
+
+def _may_do(parts: Sequence[_Part], batch: int, step_s: float) -> bool:
+    """Return whether families may do a batch in a step, as far as is known before their clocks run."""
+    if step_s == math.inf:
+        return True
+    most = (
+        family.outline.copies * timing.no_more(step_s / ROUNDING, batch) for family, _, _, timing in parts
+    )
+    return step_s > 0 and sum(most) >= batch
 
 
 def _timed(timings: TimingCache, family: Family, row: Sequence[Device]) -> TimedPipeline:

@@ -18,6 +18,7 @@ MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "cl
 """A layer from one stage to another; microbatch size; runs, grouped or nested; two stages swapped; a stage
 less, more, or of another class; fewer copies; new cuts. As often as named."""
 NEAR = 1.05  # times the estimate of the best: families above it are not simulated in the end
+FOLLOWED = 2  # changes that gain as much may follow one another
 EvaluateFamilies = Callable[[FamilySet, float], float]
 """Seconds of a step of families; inf where they are no plan, and maybe where it is above so many seconds."""
 
@@ -37,6 +38,13 @@ class FamilyClimb:
 
     def improve(self, families: FamilySet, goes_on: Callable[[], bool], seed: int = 0) -> FamilySet:
         """Return families that are no worse. goes_on: whether another set may be evaluated."""
+        changed, seen = self.changed(families, goes_on, seed)
+        return self.settled(changed, seen, goes_on)
+
+    def changed(
+        self, families: FamilySet, goes_on: Callable[[], bool], seed: int = 0
+    ) -> tuple[FamilySet, set[FamilySet]]:
+        """Return families after random changes, no worse, and all that were evaluated."""
         rng, best, best_s = random.Random(seed), families, self._evaluate(families, math.inf)
         seen, in_vain, tries = {families}, 0, 0
         for _ in range(self._effort.most_changes):
@@ -52,7 +60,7 @@ class FamilyClimb:
             step_s = self._evaluate(trial, most_s)
             if step_s < most_s:
                 best, best_s, in_vain = trial, step_s, 0
-        return self._settled(best, best_s, seen, goes_on)
+        return best, seen
 
     def smoothed(self, families: FamilySet) -> FamilySet:
         """Return families with layers moved between stages, one by one, while their estimate gets shorter."""
@@ -63,20 +71,36 @@ class FamilyClimb:
                 for at in range(len(best))
                 for changed in _all_shifted(best[at], most_apart=1)
             ]
-            steps_s = [self._cutter.estimate_s(trial, shared=False) for trial in trials]
-            least_s = min(steps_s, default=math.inf)
-            if least_s >= best_s * (1 - GAIN):
+            least_s, least = best_s * (1 - GAIN), best
+            for trial in trials:
+                step_s = self._cutter.estimate_s(trial, shared=False, within_s=least_s)
+                if step_s < least_s:
+                    least_s, least = step_s, trial
+            if least is best:
                 return best
-            best, best_s = trials[steps_s.index(least_s)], least_s
+            best, best_s = least, least_s
 
-    def _settled(
-        self, best: FamilySet, best_s: float, seen: set[FamilySet], goes_on: Callable[[], bool]
+    def settled(
+        self,
+        best: FamilySet,
+        seen: set[FamilySet],
+        goes_on: Callable[[], bool],
+        least_s: float = math.inf,
     ) -> FamilySet:
         """Return families that none one change away betters, of those that are estimated as near.
 
         Those that keep their cuts are tried where no other is better: sooner they lead astray.
+
+        least_s: of the best step that is known; families above it are left as they are where none that is
+        near seems to be better than that: by its estimate, or by what that gains of their own, FOLLOWED
+        times.
         """
+        best_s, own_s = self._evaluate(best, math.inf), self._cutter.estimate_s(best, shared=False)
         trials, last = self._near(best, seen), False
+        if best_s > least_s and trials:
+            near_s = self._cutter.estimate_s(trials[0], shared=False)
+            if min(near_s, best_s * min(1.0, near_s / own_s) ** FOLLOWED) >= least_s:
+                return best
         while goes_on() and (trials or not last):
             if not trials:
                 trials, last = self._near(best, seen, cut_alike=True), True
@@ -98,7 +122,7 @@ class FamilyClimb:
             for changed in self._cut_alike(families[at]) if cut_alike else new:
                 trial = (*families[:at], changed, *families[at + 1 :])
                 if trial not in seen and trial not in found:
-                    found[trial] = self._cutter.estimate_s(trial, shared=False)
+                    found[trial] = self._cutter.estimate_s(trial, shared=False, within_s=most_s)
         return [trial for trial in sorted(found, key=lambda it: found[it]) if found[trial] <= most_s]
 
     def _cut_alike(self, family: Family) -> Iterator[Family]:
@@ -120,13 +144,16 @@ class FamilyClimb:
 
         busy: whether messages keep a card so busy that cuts for shared links are asked for, too.
         """
-        before = self._before(families, at)
+        before, share = self._before(families, at), self._cutter.least_share(families, at, most_s)
+        alone_s = most_s if len(families) == 1 else math.inf
         for outline in self._outlines_near(families[at].outline):
             fitted = self._fitted(families, at, outline)
-            if fitted is None or (len(families) == 1 and self._floors.floor_s(fitted, before) > most_s):
+            if fitted is None or share * self._floors.floor_s(fitted, before) > most_s:
                 continue
             for shared in (False, True) if busy else (False,):
-                cut = self._cutter.cut(fitted, before, shared=shared)
+                cut = self._cutter.cut(
+                    fitted, before, shared=shared, within_s=math.inf if shared else alone_s
+                )
                 if cut is not None:
                     yield cut.families[0]
 

@@ -79,9 +79,13 @@ def best_families(
         for families in list(islice(simulated.unlike(), effort.smoothed)):
             simulated.step_s(climb.smoothed(families), simulated.worth_s(effort))
         best_s = min(simulated.known.values())
-        for families in list(islice(simulated.unlike(), effort.climbed)):
-            if simulated.known[families] <= effort.climb_hopeless * best_s:
-                climb.improve(families, goes_on)
+        changed = [
+            climb.changed(families, goes_on)
+            for families in list(islice(simulated.unlike(), effort.climbed))
+            if simulated.known[families] <= effort.climb_hopeless * best_s
+        ]
+        for families, seen in sorted(changed, key=lambda one: simulated.step_s(one[0])):
+            climb.settled(families, seen, goes_on, min(simulated.known.values()))
     return simulated.sets()
 
 
