@@ -85,7 +85,7 @@ def _enter_pipelines(
     contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
     single_s = contest.step_s
     families_tried = _enter_families(contest, search, ranking, single_s)
-    lead = search.effort.families.lead
+    lead = search.effort.families.walk_lead
     decided = contest.step_s < (1 - lead) * single_s and not _far_from_columns(contest, search)
     if not decided and search.effort.search.walks:
         found = _each_once(search.walked(begun, judge))
@@ -94,7 +94,7 @@ def _enter_pipelines(
         single_s = min([single_s, *(ranking(plan)[0] for plan in plans[:1])])
         if not families_tried:
             _enter_families(contest, search, ranking, single_s)
-    clear = contest.step_s < (1 - lead) * single_s
+    clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
     if not known:
         contest.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
     hopeless = (1 - lead) * (search.best or 0.0) > contest.step_s

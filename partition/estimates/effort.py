@@ -152,9 +152,11 @@ class FamilyEffort:
     """Share of that step that a card must take at least to sum the whole model."""
     near: float = 1.01
     """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
-    lead: float = 0.03
-    """Relative: where families are ahead by more of the sets from which walks would begin, nothing walks, and
-    where there is much sync the simulator changes no single pipelines."""
+    walk_lead: float = 0.03
+    """Relative: families ahead of the sets from which walks would begin by more than this: nothing walks."""
+    clear_lead: float = 0.01
+    """Relative: where families are ahead by more and there is much sync, the simulator changes no single
+    pipelines, of which each change takes longer on more devices."""
     most_stages: int = 8
     """Of a chain."""
     most_vectors: int = 3000
@@ -253,7 +255,9 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
             walks_near=None if large else near,
         ),
         simulator=None if large else simulator,
-        families=LARGE_FAMILIES if large else FamilyEffort(),
+        families=LARGE_FAMILIES
+        if large
+        else FamilyEffort(clear_lead=0.03 if num_devices <= 2 * SMALL else 0.01),
         choice=ChoiceEffort(
             simulated_baselines=few,
             published_rules=not large,
