@@ -1,6 +1,7 @@
 """How fast the planner is, and how far its plans can be from the best.
 
     python examples/benchmarks/planner/main.py speed [--devices 16 64 1024 10000]
+    python examples/benchmarks/planner/main.py plans [--devices 16 64]
     python examples/benchmarks/planner/main.py grid
     python examples/benchmarks/planner/main.py growth
     python examples/benchmarks/planner/main.py quality [--first 0] [--cases 200] [--proof-seconds 60]
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from families import without_sync
 from growth import draw
 from shares import PARTS, Shares
 
@@ -64,9 +66,15 @@ GROUPS = (
 )
 
 
-def planned(num_devices: int, shape: tuple[int, int], samples: int | None = None) -> dict[str, Any]:
-    """CPU seconds of the whole solve without proof, by part."""
+def planned(
+    num_devices: int, shape: tuple[int, int], samples: int | None = None, *, fast_links: bool = False
+) -> dict[str, Any]:
+    """CPU seconds of the whole solve without proof, by part.
+
+    fast_links: sums and messages take next to nothing.
+    """
     problem, shares = regular_case(num_devices, *shape, samples=samples), Shares()
+    problem = without_sync(problem) if fast_links else problem
     evaluate = shares.evaluator(evaluator(problem.profile, problem.cluster))
     begin = time.process_time()
     with shares.measured():
@@ -241,11 +249,13 @@ def main() -> None:
         "what",
         choices=(
             "speed",
+            "plans",
             "grid",
             "growth",
             "quality",
             "table",
             "one-speed",
+            "one-plan",
             "one-grid",
             "one-growth",
             "one-quality",
@@ -261,6 +271,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "one-speed":
         print(json.dumps(speed(int(options.rest[0]))))
+    elif options.what == "one-plan":
+        num_devices, fast_links = map(int, options.rest)
+        print(json.dumps(planned(num_devices, SHAPES[num_devices], fast_links=bool(fast_links))))
+    elif options.what == "plans":
+        for count in options.devices:
+            plans = [alone(["one-plan", str(count), str(int(fast_links))]) for fast_links in (False, True)]
+            steps = ", ".join(f"{row['plan_s']:.2f} s for a step of {row['step_s']:.4g} s" for row in plans)
+            print(f"{count:,} devices: {steps} with fast links", flush=True)
     elif options.what == "one-grid":
         num_devices, kinds, layers, samples = map(int, options.rest)
         print(json.dumps(planned(num_devices, (kinds, layers), samples)))
