@@ -154,7 +154,7 @@ def optimizer_of(
     return TorchOptimizer(made, parameters, counted, rate=settings.learning_rate)
 
 
-def refuse_offload(offloaded: Offloaded | Sequence[str]) -> None:
+def refuse_offload(offloaded: Offloaded) -> None:
     """Refuse a plan that keeps states on the host where the optimizer is not hetpipe's AdamW.
 
     Raises: InputError if there is one.

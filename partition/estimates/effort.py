@@ -101,8 +101,6 @@ class SimulatorEffort:
     """Simulated over estimated seconds of the best of them, from which on it does."""
     evaluated: int = 5
     """Sets that are simulated then, beside the best of each start."""
-    smoothed: int = 8
-    """Best starts of which layers are moved while estimates get shorter, before the best are changed."""
     climbed: int = 5
     """Sets that are climbed from, best first."""
     climb_tries: int = 400
@@ -240,6 +238,7 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
     """
     few, large = num_devices <= FEW, num_devices > LARGE
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
+    families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
     simulator = SimulatorEffort(
         always=few or forced,
         walk=Sweeps(tries=400, sweeps=40, most_failed=12 if few else 2, most_late=math.inf),
@@ -255,9 +254,7 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
             walks_near=None if large else near,
         ),
         simulator=None if large else simulator,
-        families=LARGE_FAMILIES
-        if large
-        else FamilyEffort(clear_lead=0.03 if num_devices <= 2 * SMALL else 0.01),
+        families=LARGE_FAMILIES if large else families,
         choice=ChoiceEffort(
             simulated_baselines=few,
             published_rules=not large,
