@@ -5,9 +5,9 @@ from typing import Protocol
 
 from partition.estimates.pipeline_clock import PipelineClock, Seconds
 
-MANY_STAGES = 12_000
-"""Stages of all clocks so far from which on they are compiled: to load that takes as long as some 7,000, and
-where so many were asked for there are mostly many more to come."""
+MANY_STAGES = 20_000
+"""Stages of all clocks so far from which on they are compiled: to load that takes as long as some 10,000, and
+where twice as many were asked for there are mostly many more to come."""
 
 
 class Clock(Protocol):

@@ -1,5 +1,6 @@
 """The same input gives the same plan, whatever the clocks say meanwhile."""
 
+import gc
 import math
 import random
 import time
@@ -12,6 +13,7 @@ import highspy
 import pytest
 
 from hetpipe.simulation.prediction import evaluator
+from partition import solver
 from partition.estimates.timed_pipeline import TimedStage
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.problem import Problem
@@ -82,3 +84,10 @@ def test_late_clocks_end_the_proof_and_leave_the_plan():
     assert plan.predicted is not None and late.predicted is not None
     assert late.predicted.step_s == plan.predicted.step_s
     assert late.predicted.bound_s < plan.predicted.bound_s
+
+
+def test_what_a_search_keeps_is_not_searched_for_cycles_as_soon_as_it_is_over():
+    with solver._collector_paused():
+        kept = [[]]
+    assert any(one is kept for one in gc.get_objects(generation=2))
+    assert gc.isenabled()
