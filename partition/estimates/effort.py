@@ -101,7 +101,7 @@ class SimulatorEffort:
     """Simulated over estimated seconds of the best of them, from which on it does."""
     evaluated: int = 5
     """Sets that are simulated then, beside the best of each start."""
-    climbed: int = 5
+    climbed: int = 3
     """Sets that are climbed from, best first."""
     climb_tries: int = 400
     hopeless: float = 1.2
