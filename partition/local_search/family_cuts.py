@@ -251,7 +251,10 @@ class FamilyCutter:
                 c = self._merged[device.name]
                 charge[class_index] = times[c] * self.space.class_s_per_byte[c]
             charged_s = charge[:, None, None] * np.maximum(tables.bytes.trained, 0.0) * share
-            self._cutters[key] = CutOptimizer(tables, timings, tables.optimizer_s + charged_s)
+            like = next((one for one in self._cutters.values() if one.timings is timings), None)
+            self._cutters[key] = CutOptimizer(
+                tables, timings, tables.optimizer_s + charged_s, like or self.search.cut_optimizer
+            )
         return self._cutters[key]
 
 
