@@ -300,9 +300,10 @@ def working_bytes(
     """
     most = [0.0]
     if not profile.shares_weights:
+        now = 0.0
         for layer in profile.layers[start:stop]:
-            before = most[-1] - samples * layer.saved_bytes_per_sample
-            most.append(max(0.0, before, layer.workspace_at(samples)))
+            now = max(0.0, now - samples * layer.saved_bytes_per_sample, layer.workspace_at(samples))
+            most.append(now)
         return tuple(most)
     for index, layer in enumerate(profile.layers[start:stop], start):
         before = most[-1]

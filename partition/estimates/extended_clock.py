@@ -10,7 +10,7 @@ from functools import cached_property
 
 from partition.estimates.clocks import Clock, Clocks
 from partition.estimates.pipeline_clock import Seconds
-from partition.estimates.pipeline_costs import MANY
+from partition.estimates.stage_needs import MANY
 
 WARM, WARM_EXTRA = 2, 4  # the clock runs for WARM times the stages or in_flight, and WARM_EXTRA microbatches
 SPAN = 4  # microbatches at the end of that, over which the seconds of one more are taken as a mean

@@ -2,62 +2,39 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.memory import (
-    StageShape,
-    device_memory,
-    leanest_segments,
-    segment_bytes,
-    segment_choices,
-    stage_activation_bytes,
-)
+from cost_model.memory import StageShape, device_memory
 from cost_model.network import NORM_BYTES, Network
-from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_s
 from partition.estimates.clocks import Clocks
+from partition.estimates.stage_needs import StageNeeds
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 
-MANY = 10**6  # a cap on in_flight: memory takes as many as there are
 Layout = tuple[tuple[Device, int, int], ...]
 """Stages of one pipeline as (device, start, stop), from first to last."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StageBytes:
-    """The bytes of a stage, by segments: with one microbatch in flight, and of each further one.
-
-    gradient: of one more that waits for the stage before.
-    """
-
-    by_segments: tuple[tuple[float, float], ...]
-    gradient: float
 
 
 class PipelineCosts:
     """The prices, links and memory of a problem, for one pipeline whose devices serve one stage each.
 
-    clocks: those of another problem in the same search; None: new ones.
+    like: those of another problem of the same profile, in the same search: its clocks are shared, and all
+    that depends on no link.
     """
 
-    def __init__(self, problem: Problem, clocks: Clocks | None = None) -> None:
-        self.problem, self.clocks = problem, clocks or Clocks()
-        self.prices = Prices(problem.profile)
+    def __init__(self, problem: Problem, like: "PipelineCosts | None" = None) -> None:
+        self.problem = problem
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
-        profile, first = problem.profile, dict[int, str]()
-        # by kind the first one on which layers have the same bytes
-        self._first_alike = {
-            kind: first.setdefault(id(profile.on(kind).layers), kind) for kind in profile.kinds
-        }
-        self._stage_bytes: dict[tuple[int, int, int, bool, str], _StageBytes] = {}
-        self._caps: dict[tuple[int, int, int, bool, str, float], int] = {}
-        self._segment_layers: dict[tuple[int, int, int, int, str], int] = {}
-        self._optimizer_s: dict[tuple[str, float, int, int], float] = {}
+        self.clocks: Clocks = like.clocks if like else Clocks()
+        self.prices: Prices = like.prices if like else Prices(problem.profile)
+        self._stages: StageNeeds = like._stages if like else StageNeeds(self.prices)
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
+        self._channels: dict[tuple[str, str, str, str], int] = {}
+        self._numbers: dict[object, int] = {}
+        self._messages: dict[tuple[int, int, int], tuple[float, float, float, float]] = {}
 
     def num_microbatches(self, samples: int) -> int:
         return -(-self.problem.global_batch_size // samples)
@@ -87,10 +64,7 @@ class PipelineCosts:
 
     def optimizer_s(self, device: Device, start: int, stop: int) -> float:
         """Return the seconds of the optimizer step of a stage."""
-        key = (device.kind, device.speed, start, stop)
-        if key not in self._optimizer_s:
-            self._optimizer_s[key] = self.prices.optimizer_s(device, range(start, stop))
-        return self._optimizer_s[key]
+        return self._stages.optimizer_s(device, start, stop)
 
     def tied_sync_s(self, layout: Layout) -> float:
         """Return the seconds to sum gradients of tied weights whose layers are on different devices."""
@@ -113,64 +87,22 @@ class PipelineCosts:
         return self._sync[key]
 
     def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool = False) -> int:
-        """Return the most microbatches in flight that memory takes, however many there are; 0 if none.
-
-        With no more in flight in the stage before; see `waiting`. A stage without a backward needs them all.
-        """
-        kind, usable = self._first_alike.get(device.kind, device.kind), device.usable_bytes
-        stage = (start, stop, samples, recompute, kind)
-        key = (*stage, usable)
-        if key not in self._caps:
-            by_segments = self._bytes_of(stage).by_segments
-            self._caps[key] = max(_most(usable - one, more) for one, more in by_segments)
-        return self._caps[key]
+        """Return `StageNeeds.cap`."""
+        return self._stages.cap(device, start, stop, samples, recompute)
 
     def waiting(
         self, device: Device, layers: tuple[int, int], samples: int, in_flight: int, *, recompute: bool
     ) -> int:
-        """Return how many gradients memory takes that wait until the stage before is ready for them.
-
-        So many more than here may be in flight there (`cost_model.memory.stage_activation_bytes`). in_flight:
-        at most `cap`.
-        """
-        held = self._bytes_of((*layers, samples, recompute, device.kind))
-        need = min(one + (in_flight - 1) * more for one, more in held.by_segments)
-        return max(0, _most(device.usable_bytes - need, held.gradient) - 1)
+        """Return `StageNeeds.waiting`."""
+        return self._stages.waiting(device, layers, samples, in_flight, recompute=recompute)
 
     def gradient_bytes(self, device: Device, start: int, stop: int, samples: int) -> float:
         """Return the bytes of a gradient that waits for the stage before; 0 where none goes there."""
-        return self._bytes_of((start, stop, samples, False, device.kind)).gradient
-
-    def _bytes_of(self, stage: tuple[int, int, int, bool, str]) -> "_StageBytes":
-        """Return the bytes of a stage: start, stop, samples of a microbatch, recompute, kind of device."""
-        start, stop, samples, recompute, kind = stage
-        stage = (start, stop, samples, recompute, self._first_alike.get(kind, kind))
-        if stage not in self._stage_bytes:
-            shape = StageShape(start, stop, 1, samples, recompute)
-            self._stage_bytes[stage] = self._count_bytes(shape, self.problem.profile.on(kind))
-        return self._stage_bytes[stage]
-
-    def _count_bytes(self, shape: StageShape, profile: ModelProfile) -> "_StageBytes":
-        memory = device_memory(profile, [shape])
-        start, stop, samples, again = shape.start, shape.stop, shape.microbatch_size, shape.recompute
-        saved, boundary = stage_activation_bytes(profile, StageShape(start, stop, 2, samples, again))
-        outputs = boundary - memory.boundary_bytes
-        pairs = [(memory.total_bytes, saved - memory.saved_bytes + outputs)]
-        states = memory.total_bytes - memory.saved_bytes - memory.workspace_bytes
-        segmented = again and stop > self.prices.first_trained
-        for each in segment_choices(stop - start)[1:] if segmented else ():
-            inputs, most = segment_bytes(profile, replace(shape, segment_layers=each))
-            pairs.append((states + inputs + most, outputs + inputs))
-        two_before = StageShape(start, stop, 1, samples, again, in_flight_before=2)
-        _, waiting = stage_activation_bytes(profile, two_before)
-        return _StageBytes(tuple(pairs), waiting - memory.boundary_bytes)
+        return self._stages.of(device.kind, start, stop, samples, recompute=False).gradient
 
     def segment_layers(self, shape: StageShape, kind: str) -> int:
         """Return the `segment_layers` with which recompute of a stage on a kind needs least memory."""
-        key = (shape.start, shape.stop, shape.microbatch_size, shape.in_flight, kind)
-        if key not in self._segment_layers:
-            self._segment_layers[key] = leanest_segments(self.problem.profile.on(kind), shape)
-        return self._segment_layers[key]
+        return self._stages.segment_layers(shape, kind)
 
     def message_s(
         self, source: Device, destination: Device, layer: int, samples: int
@@ -180,6 +112,31 @@ class PipelineCosts:
         Forward and backward are the seconds for which one microbatch's message occupies its direction; within
         a device it takes none, nor backward where nothing before it is trained.
         """
+        key = (self.channel(source, destination), layer, samples)
+        found = self._messages.get(key)
+        if found is None:
+            found = self._messages[key] = self._find_message_s(source, destination, layer, samples)
+        return found
+
+    def channel(self, source: Device, destination: Device) -> int:
+        """Return a number that pairs of devices share whose messages take as long both ways; 0 in a device.
+
+        Links are those of two nodes, or of two kinds where they were measured.
+        """
+        if source.name == destination.name:
+            return 0
+        key = (source.node, source.kind, destination.node, destination.kind)
+        found = self._channels.get(key)
+        if found is None:
+            route = self.network.route
+            links = route(source.name, destination.name).link, route(destination.name, source.name).link
+            alike = (*links, source.kind, destination.kind)
+            found = self._channels[key] = self._numbers.setdefault(alike, len(self._numbers) + 1)
+        return found
+
+    def _find_message_s(
+        self, source: Device, destination: Device, layer: int, samples: int
+    ) -> tuple[float, float, float, float]:
         if source.name == destination.name:
             return (0.0, 0.0, 0.0, 0.0)
         num_bytes = self.prices.boundary_bytes(layer, samples, source, destination)
@@ -229,13 +186,6 @@ class PipelineCosts:
         if missing <= 0:
             return None
         return missing_error(*layout[-index], needs[-index])
-
-
-def _most(spare: float, more: float) -> int:
-    """Return the most in flight for what is left with one, and what each further one takes."""
-    if spare < 0:
-        return 0
-    return 1 + min(MANY, math.floor(spare / more)) if more > 0 else MANY
 
 
 def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> InfeasibleError:

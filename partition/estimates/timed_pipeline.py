@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 from cost_model.cluster import Cluster, Device
 from cost_model.memory import StageShape
@@ -17,7 +17,8 @@ from partition.estimates.closed_forms import (
 )
 from partition.estimates.extended_clock import ExtendedClock
 from partition.estimates.pipeline_clock import Seconds
-from partition.estimates.pipeline_costs import MANY, PipelineCosts
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.stage_needs import MANY
 from partition.plan import Pipeline, Stage
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4, 8, 16)
@@ -322,7 +323,6 @@ class TimingCache:
         self._timings: dict[object, PipelineTiming] = {}
         self._numbers: dict[object, int] = {}
         self._devices: dict[str, int] = {}
-        self._channels: dict[tuple[str, str], int] = {}
 
     @property
     def timings(self) -> list[PipelineTiming]:
@@ -339,7 +339,7 @@ class TimingCache:
         key = (
             microbatch_size,
             tuple((self._alike(s.device), s.start, s.stop, s.recompute) for s in stages),
-            tuple(self.links(*channel) for channel in channels),
+            tuple(starmap(self.costs.channel, channels)),
         )
         if key not in self._timings:
             self._timings[key] = PipelineTiming(self.costs, stages, channels, microbatch_size)
@@ -352,14 +352,4 @@ class TimingCache:
             own = device.name if device.name in self._pinned else ""
             kind = (device.kind, device.speed, device.usable_bytes, own)
             found = self._devices[device.name] = self._numbers.setdefault(kind, len(self._numbers))
-        return found
-
-    def links(self, one: Device, other: Device) -> int:
-        """Return a number that channels with equal links both ways share, and all those inside a device."""
-        key = (one.name, other.name)
-        found = self._channels.get(key)
-        if found is None:
-            route = self.costs.network.route
-            both = (route(*key).link, route(*key[::-1]).link) if one.name != other.name else None
-            found = self._channels[key] = self._numbers.setdefault(both, len(self._numbers))
         return found

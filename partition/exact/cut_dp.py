@@ -69,7 +69,7 @@ class CutOptimizer:
         """
         if len(devices) > self.tables.num_layers:
             return None
-        class_indices, links_of = self.entries(devices), self.timings.links
+        class_indices, links_of = self.entries(devices), self.timings.costs.channel
         links = tuple(links_of(one, other) for one, other in itertools.pairwise(devices))
         key = (class_indices, links, microbatch_size, num_samples, recompute)
         if key not in self._done:

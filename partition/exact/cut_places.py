@@ -210,7 +210,7 @@ class Places:
 
     def _link(self, one: Device, other: Device, microbatch_size: int) -> tuple[Floats, Floats]:
         """Return [layer] of a link: both ways with latency; the slower way's occupation. 0 at the end."""
-        key = (self.timings.links(one, other), microbatch_size)
+        key = (self.timings.costs.channel(one, other), microbatch_size)
         if key not in self._links:
             message_s, ends = self.timings.costs.message_s, self._tables.num_layers
             table = np.full((2, ends + 1), np.inf)

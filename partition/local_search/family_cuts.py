@@ -51,8 +51,6 @@ class FamilyCutter:
         self._sums = FamilySums(space)
         self.known: dict[object, EstimatedSet | None] = {}
         self._periods: dict[object, float] = {}  # of the latest cuts of some classes and a microbatch size
-        self._messages: dict[object, tuple[float, float]] = {}
-        self._between: dict[tuple[str, ...], tuple[Link, Link]] = {}
 
     def cut(
         self, outline: Outline, taken: Sequence[int], *, shared: bool, within_s: float = math.inf
@@ -189,38 +187,14 @@ class FamilyCutter:
         )
 
     def _messages_of(self, family: Family) -> MessageSeconds:
-        """Return what gives the seconds of a family's messages; equal links are asked for once."""
-        known: dict[object, tuple[float, float]] = {}
-
-        def message_s(one: Device, other: Device, place: int) -> tuple[float, float]:
-            links = self._links(one, other)
-            key = (place, id(links[0]), id(links[1]))
-            if key not in known:
-                known[key] = self._message_s(
-                    one, other, family.cuts[place][1], family.outline.microbatch_size
-                )
-            return known[key]
-
-        return message_s
+        """Return what gives the seconds of a family's messages."""
+        message_s, size = self.search.costs.message_s, family.outline.microbatch_size
+        return lambda one, other, place: message_s(one, other, family.cuts[place][1], size)[:2]
 
     def _sync_s(self, parts: Sequence[_Part]) -> float:
         """Return the seconds for which the sums of layers go on after the last backwards."""
         families, layouts, _, timings = zip(*parts, strict=True)
         return self._sums.exposed_s(families, layouts, [timing.full for timing in timings])
-
-    def _links(self, one: Device, other: Device) -> tuple[Link, Link]:
-        """Return the links both ways between two devices; those of their nodes, which are asked for once."""
-        nodes = (one.node, one.kind, other.node, other.kind)
-        if nodes not in self._between:
-            route = self.search.costs.network.route
-            self._between[nodes] = route(one.name, other.name).link, route(other.name, one.name).link
-        return self._between[nodes]
-
-    def _message_s(self, one: Device, other: Device, layer: int, size: int) -> tuple[float, float]:
-        key = (*self._links(one, other), layer, size)
-        if key not in self._messages:
-            self._messages[key] = self.search.costs.message_s(one, other, layer, size)[:2]
-        return self._messages[key]
 
     def _charges(self, outline: Outline, layout: Layout) -> tuple[int, ...]:
         """Return how often the bytes of a stage of each class are charged: stages that share its card."""
@@ -238,7 +212,7 @@ class FamilyCutter:
         if at_once not in self._timings:
             problem = self.search.problem
             shared = replace(problem, cluster=_shared_links(problem.cluster, at_once))
-            self._timings[at_once] = TimingCache(PipelineCosts(shared, self.search.costs.clocks))
+            self._timings[at_once] = TimingCache(PipelineCosts(shared, self.search.costs))
         return self._timings[at_once]
 
     def _cutter(self, times: tuple[int, ...], at_once: int) -> CutOptimizer:

@@ -51,7 +51,7 @@ class FamilyFloors:
         self._search, self._space = search, space
         self._layer_s: dict[tuple[int, int], Floats] = {}
         self._whole: dict[tuple[ClassOrder, int], tuple[list[float], float]] = {}
-        self._messages: dict[object, tuple[float, float, float, float]] = {}
+        self._messages: dict[tuple[int, int], tuple[float, float, float, float]] = {}
         self._rows: dict[tuple[int, int], _Row] = {}
         self._clocks: dict[object, float] = {}
         self._rough: dict[object, float] = {}
@@ -231,9 +231,7 @@ class FamilyFloors:
 
     def _message_s(self, one: Device, other: Device, size: int) -> tuple[float, float, float, float]:
         """Return the least seconds of a message both ways, without latency and with it."""
-        route = self._search.costs.network.route
-        links = (route(one.name, other.name).link, route(other.name, one.name).link)
-        key = (*links, one.kind, other.kind, size)
+        key = (self._search.costs.channel(one, other), size)
         if key not in self._messages:
             layers = range(1, self._search.problem.profile.num_layers)
             rows = [self._search.costs.message_s(one, other, layer, size) for layer in layers]
