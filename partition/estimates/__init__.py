@@ -5,11 +5,12 @@ once, for dynamic and linear programmes, for the amounts of samples that a pipel
 devices are timed one by one: closed_forms and pipeline_clock for one number of microbatches (compiled_clock
 where there are very many, as clocks says), extended_clock for any, timed_pipeline for samples; stage_needs
 says what memory takes of a stage, pipeline_costs adds the links; gradient_sync, sync_tail and network_cards
-add what they do to one another, step_estimate is of whole plans, devices shared or not. shared_pipelines finds in_flight where they are, batch_split shares out the samples,
-optimizer_sharding the optimizer states, group_sharding says how much of a group is sharded, ranking compares
-plans, plan_memory counts their bytes, host_moves times what hosts keep, and host_fetches what GPUs get
-through them; weight_gathers bounds steps that gather weights. effort is the one table of how much work the
-planner spends at which size. No search here: every other chapter of `partition` builds on this one.
+add what they do to one another, step_estimate is of whole plans, devices shared or not. shared_pipelines
+finds in_flight where they are, batch_split shares out the samples, optimizer_sharding the optimizer states,
+group_sharding says how much of a group is sharded, ranking compares plans, plan_memory counts their bytes,
+host_moves times what hosts keep, and host_fetches what GPUs get through them; weight_gathers bounds steps
+that gather weights. effort is the one table of how much work the planner spends at which size. No search
+here: every other chapter of `partition` builds on this one.
 
 For others:
     clocks: Clocks; compiled: compiled

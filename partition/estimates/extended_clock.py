@@ -39,7 +39,7 @@ class ExtendedClock:
 
     def whole_s(self, num_microbatches: int) -> float:
         """Return the seconds of equal microbatches; those of many are extended from the steady state."""
-        if num_microbatches > self._warm:
+        if num_microbatches > self._first_warm and num_microbatches > self._warm:
             return max(begin + num_microbatches * each for begin, each in self._lines)
         return self._exact_s(num_microbatches)
 

@@ -56,6 +56,8 @@ class PipelineClock:
         self._full, self._in_flight = full, tuple(in_flight)
         self._forward_hops, self._backward_hops = forward_hops(full), backward_hops(full)
         count = len(self._in_flight)
+        stages = zip(range(count), self._in_flight, self._backward_hops, strict=True)
+        self._last_first = list(stages)[::-1]
         self._arrived: list[list[float]] = [[] for _ in range(count)]  # [stage][microbatch] of gradients, s
         self._states = [([0.0] * count, [0.0] * count, [0.0] * count)]
         """[round]: when each stage is done, and when what it sends forwards and backwards over is free, s."""
@@ -68,8 +70,9 @@ class PipelineClock:
             return final * (full.forward_s[0] + full.backward_s[0]) + rest.forward_s[0] + rest.backward_s[0]
         while len(self._states) <= final:
             self._go_on()
-        clock, forward_free, backward_free = map(list, self._states[final])
-        _forwards(forward_hops(last) if last else self._forward_hops, clock, forward_free)
+        hops = forward_hops(last) if last else self._forward_hops
+        clock, _ = _forwards(hops, *self._states[final][:2])
+        backward_free = self._states[final][2]
         last_hops = backward_hops(last) if last else self._backward_hops
         arrived = [0.0] * min(num_microbatches, self._in_flight[-1])  # the last stage waits for nobody
         before = num_microbatches - len(arrived)
@@ -94,18 +97,17 @@ class PipelineClock:
     def _go_on(self) -> None:
         """Add one more round."""
         microbatch = len(self._states) - 1
-        clock, forward_free, backward_free = map(list, self._states[-1])
-        _forwards(self._forward_hops, clock, forward_free)
+        clock, forward_free = _forwards(self._forward_hops, *self._states[-1][:2])
+        backward_free = self._states[-1][2].copy()
         arrived, last_stage = self._arrived, len(clock) - 1
-        for stage in range(last_stage, -1, -1):
-            done = microbatch - self._in_flight[stage] + 1
+        for stage, in_flight, (busy_s, occupied_s, latency_s) in self._last_first:
+            done = microbatch - in_flight + 1
             if done < 0:
                 break  # nor has any stage before it, where no fewer are in flight
             now = clock[stage]
             if stage < last_stage:
                 due = arrived[stage][done]
                 now = due if due > now else now
-            busy_s, occupied_s, latency_s = self._backward_hops[stage]
             clock[stage] = now = now + busy_s
             if stage:
                 free = backward_free[stage]
@@ -130,12 +132,13 @@ def backward_hops(seconds: Seconds) -> Hops:
     return [(busy, *link) for busy, link in zip(seconds.backward_s, [(0.0, 0.0), *links], strict=True)]
 
 
-def _forwards(hops: Hops, clock: list[float], forward_free: list[float]) -> None:
-    """Send one microbatch through all stages; moves what each stage and the link behind it is free from."""
-    arrived = 0.0
-    for stage, (busy_s, occupied_s, latency_s) in enumerate(hops):
-        now = clock[stage]
-        clock[stage] = now = (arrived if arrived > now else now) + busy_s  # R1
-        free = forward_free[stage]
-        forward_free[stage] = free = (now if now > free else free) + occupied_s  # R2, R4
-        arrived = free + latency_s  # R3
+def _forwards(hops: Hops, clock: list[float], forward_free: list[float]) -> tuple[list[float], list[float]]:
+    """Return from when each stage and the link behind it are free once one more microbatch has passed."""
+    clocks, frees, arrived = [], [], 0.0
+    for (busy_s, occupied_s, latency_s), now, free in zip(hops, clock, forward_free, strict=True):
+        done = (arrived if arrived > now else now) + busy_s  # R1
+        sent = (done if done > free else free) + occupied_s  # R2, R4
+        arrived = sent + latency_s  # R3
+        clocks.append(done)
+        frees.append(sent)
+    return clocks, frees

@@ -1,6 +1,6 @@
 """Stages on devices, and how long they take for any number of samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, starmap
@@ -250,9 +250,16 @@ class PipelineTiming:
     def _rest_share(self, samples: int) -> float:
         """Return the seconds of a smaller last microbatch as a share of a full one's."""
         if samples not in self._rest:
-            pairs = zip(self.seconds(samples).busy_s, self.busy_s, strict=True)
+            pairs = zip(self._rest_busy_s(samples), self.busy_s, strict=True)
             self._rest[samples] = max((one / full if full else 0.0) for one, full in pairs)
         return self._rest[samples]
+
+    def _rest_busy_s(self, samples: int) -> Iterator[float]:
+        """Give `Seconds.busy_s` of a smaller microbatch, for which no message is asked."""
+        prices = self.costs.prices
+        for s in self.stages:
+            forward_s = prices.forward_s(s.device, s.start, s.stop, samples)
+            yield forward_s + prices.backward_s(s.device, s.start, s.stop, samples, recompute=s.recompute)
 
     def time_s(self, num_samples: int) -> float:
         """Return the seconds of a step of these samples; a smaller last microbatch is interpolated."""
