@@ -1,15 +1,15 @@
 """The bytes that a device needs, for the layers that it holds and the microbatches in flight there."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, takewhile
+from typing import NamedTuple
 
 from cost_model.host_memory import saved_bytes_beside_host
 from cost_model.profile import ModelProfile
 
 
-@dataclass(frozen=True, slots=True)
-class StageShape:
+class StageShape(NamedTuple):
     """What memory needs to know of one stage: layers [start, stop) and what is in flight there.
 
     num_microbatches: of the pipeline in a step; None for more than are in flight. All are in flight below
@@ -136,7 +136,7 @@ def leanest_segments(profile: ModelProfile, stage: StageShape, *, whole: bool = 
     though there are others.
     """
     choices = segment_choices(stage.stop - stage.start)
-    shapes = [replace(stage, segment_layers=each) for each in choices[0 if whole else 1 :] or choices]
+    shapes = [stage._replace(segment_layers=each) for each in choices[0 if whole else 1 :] or choices]
     return min(shapes, key=lambda shape: device_memory(profile, [shape]).total_bytes).segment_layers
 
 
@@ -351,4 +351,4 @@ def _saved_after_first_backward(profile: ModelProfile, stage: StageShape) -> flo
     left = stage.in_flight - 1
     if left == 0:
         return 0.0
-    return stage_activation_bytes(profile, replace(stage, in_flight=left))[0]
+    return stage_activation_bytes(profile, stage._replace(in_flight=left))[0]

@@ -1,7 +1,7 @@
 """The bytes of a device whose step goes layer by layer, since gradients, or weights too, are sharded."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -106,7 +106,7 @@ def sharded_memory(
     once = stage.num_microbatches == 1 or all_at_once
     fewer = None
     if stage.in_flight > 1 and not together:
-        fewer = _saved_bytes(profile, replace(stage, in_flight=stage.in_flight - 1))[-1]
+        fewer = _saved_bytes(profile, stage._replace(in_flight=stage.in_flight - 1))[-1]
     moments = _moments(profile, stage, wanted, made, summed, saved, fewer, once=once)
     weights, gradients, saved_now, workspace = max(moments, key=sum)
     return DeviceMemory(
@@ -114,7 +114,7 @@ def sharded_memory(
         gradient_bytes=kept + sum(piece.num_bytes for piece in late) + gradients,
         optimizer_bytes=profile.optimizer_bytes_per_parameter_byte * kept,
         saved_bytes=saved_now,
-        boundary_bytes=stage_activation_bytes(profile, replace(stage, segment_layers=0))[1],
+        boundary_bytes=stage_activation_bytes(profile, stage._replace(segment_layers=0))[1],
         workspace_bytes=workspace,
     )
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from cost_model.cluster import Device
@@ -62,7 +62,7 @@ def refined(rows: Sequence[SharedLayers], microbatch_size: int) -> Draft:
         for row, row_ends in zip(rows, ends, strict=True):
             device, _ = row.shares[bisect_right(row_ends, begin)]
             if stages and stages[-1].device.name == device.name:
-                stages[-1] = replace(stages[-1], stop=row.stop)
+                stages[-1] = stages[-1]._replace(stop=row.stop)
             else:
                 stages.append(TimedStage(device, row.start, row.stop))
         pipelines.append(SharedPipeline(tuple(stages), min(microbatch_size, end - begin), end - begin))
@@ -193,7 +193,7 @@ class SharedPipelineCosts:
         shape = StageShape(stage.start, stage.stop, in_flight, samples, stage.recompute)
         if not stage.recompute:
             return shape
-        return replace(shape, segment_layers=self.costs.segment_layers(shape, stage.device.kind))
+        return shape._replace(segment_layers=self.costs.segment_layers(shape, stage.device.kind))
 
 
 def _places(draft: Draft) -> dict[str, list[tuple[int, int, SharedPipeline]]]:

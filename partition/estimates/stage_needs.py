@@ -1,7 +1,7 @@
 """The memory of a stage alone on a device, and its optimizer step: nothing of it depends on a link."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cost_model.cluster import Device
 from cost_model.layer_costs import Prices
@@ -94,7 +94,7 @@ class StageNeeds:
         states = memory.total_bytes - memory.saved_bytes - memory.workspace_bytes
         segmented = again and stop > self._prices.first_trained
         for each in segment_choices(stop - start)[1:] if segmented else ():
-            inputs, most = segment_bytes(profile, replace(shape, segment_layers=each))
+            inputs, most = segment_bytes(profile, shape._replace(segment_layers=each))
             pairs.append((states + inputs + most, outputs + inputs))
         two_before = StageShape(start, stop, 1, samples, again, in_flight_before=2)
         _, waiting = stage_activation_bytes(profile, two_before)

@@ -1,9 +1,9 @@
 """Stages on devices, and how long they take for any number of samples."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, starmap
+from typing import NamedTuple
 
 from cost_model.cluster import Cluster, Device
 from cost_model.memory import StageShape
@@ -27,8 +27,7 @@ USUAL = 8  # of those, for the clock of any number of microbatches
 MOST_EXACT = 400  # microbatches up to which the best in_flight is sought by the clock
 
 
-@dataclass(frozen=True, slots=True)
-class TimedStage:
+class TimedStage(NamedTuple):
     """Layers [start, stop) on a device."""
 
     device: Device
@@ -298,8 +297,7 @@ class PipelineTiming:
         return min(self.room(limit), (max(0, int(whole)) + 1) * self.microbatch_size - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class TimedPipeline:
+class TimedPipeline(NamedTuple):
     """A pipeline on named devices, with its timing."""
 
     stages: tuple[TimedStage, ...]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -234,8 +235,7 @@ def _starts(bands: Sequence[Band]) -> list[tuple[int, int]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A place in an order of devices: the stages it takes, by [start, any], and the link after each.
 
     most: microbatches; all are in flight in stages in front of the first trained layer. links_s: all but one

@@ -21,7 +21,6 @@ complexity: states, product of (count + 1) over the classes, times classes. Beyo
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, islice, pairwise
 
@@ -59,10 +58,10 @@ def stage_needs(
         inside = [start <= layer < stop for layer in group]
         if any(inside) and not all(inside):
             summed += max(map(profile.tied_bytes, group))
-    again = replace(plain, recompute=True)
+    again = plain._replace(recompute=True)
     if segment_layers is None:
         segment_layers = leanest_segments(profile, again, whole=False)
-    shapes = plain, replace(again, segment_layers=segment_layers)
+    shapes = plain, again._replace(segment_layers=segment_layers)
     plain_bytes, again_bytes = (
         device_memory(profile, [shape], summed_bytes=summed).total_bytes for shape in shapes
     )

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise, permutations
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +43,7 @@ FASTER_INSIDE = 4
 FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its classes
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(NamedTuple):
     """Copies of a chain of device classes, first stage first, that are not cut yet.
 
     run: places of a class in a row that are laid out together; with 1 the copies are grouped, with all of a
@@ -56,8 +56,7 @@ class Outline:
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """Copies of one pipeline: the same classes with the same cuts, each copy on devices of its own."""
 
     outline: Outline

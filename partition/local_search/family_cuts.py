@@ -7,7 +7,8 @@ Neither alone ranks families well; callers ask for both.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ MessageSeconds = Callable[[Device, Device, int], tuple[float, float]]
 """Seconds for which a message behind a place of a chain occupies a link there, and the one back."""
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatedSet:
+class EstimatedSet(NamedTuple):
     """Families and the step that is estimated for them. sums_s: what of it sums go on for."""
 
     step_s: float

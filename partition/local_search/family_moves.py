@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain, combinations, permutations
 
 from partition.estimates.device_classes import ClassOrder
@@ -133,11 +132,11 @@ class FamilyClimb:
         old = family.outline
         for size in self._space.problem.microbatch_sizes:
             if size != old.microbatch_size:
-                yield replace(family, outline=replace(old, microbatch_size=size))
+                yield family._replace(outline=old._replace(microbatch_size=size))
         swapped = (_swapped(old.chain, *pair) for pair in combinations(range(len(old.chain)), 2))
         for swap in dict.fromkeys(swapped):
             if swap != old.chain:
-                yield replace(family, outline=replace(old, chain=swap))
+                yield family._replace(outline=old._replace(chain=swap))
 
     def _recut(self, families: FamilySet, at: int, most_s: float, busy: bool) -> Iterator[Family]:
         """Give what each other outline of one of the families leads to, unless it is sure to be too long.
@@ -161,17 +160,17 @@ class FamilyClimb:
         """Give outlines one change away: all that `MOVES` speaks of but new cuts."""
         places, classes = range(len(old.chain)), range(len(self._space.counts))
         sizes = self._space.problem.microbatch_sizes
-        yield from (replace(old, microbatch_size=size) for size in sizes if size != old.microbatch_size)
+        yield from (old._replace(microbatch_size=size) for size in sizes if size != old.microbatch_size)
         runs = {1, 2, 4, max(map(old.chain.count, old.chain))} - {old.run}
-        yield from (replace(old, run=run) for run in sorted(runs))
-        yield from (replace(old, copies=copies) for copies in sorted({old.copies - 1, old.copies // 2} - {0}))
+        yield from (old._replace(run=run) for run in sorted(runs))
+        yield from (old._replace(copies=copies) for copies in sorted({old.copies - 1, old.copies // 2} - {0}))
         chains = [_swapped(old.chain, *pair) for pair in combinations(places, 2)]
         for place in places:
             before, after = old.chain[:place], old.chain[place + 1 :]
             chains += [(*before, *after), *((*before, c, *after) for c in classes)]
             chains += [(*before, c, *old.chain[place:]) for c in classes]
         chains += [(*old.chain, c) for c in classes]
-        yield from (replace(old, chain=chain) for chain in dict.fromkeys(chains) if chain != old.chain)
+        yield from (old._replace(chain=chain) for chain in dict.fromkeys(chains) if chain != old.chain)
 
     def _changed(self, families: FamilySet, rng: random.Random) -> FamilySet | None:
         """Return the families with one of them changed; None where the change leads nowhere."""
@@ -205,27 +204,27 @@ class FamilyClimb:
         free = [count - used for count, used in zip(self._space.counts, taken, strict=True)]
         room = self._space.room(tuple(map(outline.chain.count, range(len(free)))), free, others)
         if len(outline.chain) != len(old.chain) or sorted(outline.chain) != sorted(old.chain):
-            outline = replace(outline, copies=room)
+            outline = outline._replace(copies=room)
         return outline if 0 < outline.copies <= room else None
 
     def _moved(self, old: Outline, move: str, rng: random.Random) -> Outline | None:
         chain, copies = old.chain, old.copies
         place, c = rng.randrange(len(chain)), rng.randrange(len(self._space.counts))
         if move == "size":
-            return replace(old, microbatch_size=rng.choice(self._space.problem.microbatch_sizes))
+            return old._replace(microbatch_size=rng.choice(self._space.problem.microbatch_sizes))
         if move == "place":
             longest = max(map(chain.count, chain))
-            return replace(old, run=rng.choice([run for run in (1, 2, 4, longest) if run != old.run]))
+            return old._replace(run=rng.choice([run for run in (1, 2, 4, longest) if run != old.run]))
         if move == "order" and len(set(chain)) > 1:
-            return replace(old, chain=_swapped(chain, place, rng.randrange(len(chain))))
+            return old._replace(chain=_swapped(chain, place, rng.randrange(len(chain))))
         if move == "drop" and len(chain) > 1:
-            return replace(old, chain=chain[:place] + chain[place + 1 :])
+            return old._replace(chain=chain[:place] + chain[place + 1 :])
         if move == "add":
-            return replace(old, chain=(*chain[:place], c, *chain[place:]))
+            return old._replace(chain=(*chain[:place], c, *chain[place:]))
         if move == "class":
-            return replace(old, chain=(*chain[:place], c, *chain[place + 1 :]))
+            return old._replace(chain=(*chain[:place], c, *chain[place + 1 :]))
         if move == "fewer" and copies > 1:
-            return replace(old, copies=rng.choice((copies - 1, copies - 1, max(1, copies // 2))))
+            return old._replace(copies=rng.choice((copies - 1, copies - 1, max(1, copies // 2))))
         return old if move == "recut" else None
 
 
@@ -257,4 +256,4 @@ def _shifted(family: Family, less: int, more: int) -> Family | None:
     if stops[less] <= starts[less]:
         return None
     again = (recompute for *_, recompute in family.cuts)
-    return replace(family, cuts=tuple(zip(starts, stops, again, strict=True)))
+    return family._replace(cuts=tuple(zip(starts, stops, again, strict=True)))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice, zip_longest
@@ -184,7 +184,7 @@ class FamilyStarts:
 
         def cut(order: ClassOrder, size: int, within_s: float) -> None:
             """Keep the best of each size: no other is given."""
-            own = replace(outline, chain=order, microbatch_size=size)
+            own = outline._replace(chain=order, microbatch_size=size)
             if self.floors.floor_s(own, taken) > min(within_s, most_s):
                 return
             found = self.cutter.cut(own, taken, shared=shared, within_s=within_s)
@@ -192,7 +192,7 @@ class FamilyStarts:
                 of_size[size] = found
 
         def floor_s(size: int) -> float:
-            return self.floors.floor_s(replace(outline, microbatch_size=size), taken)
+            return self.floors.floor_s(outline._replace(microbatch_size=size), taken)
 
         rising = sorted(sizes, key=floor_s)
         for size in rising:

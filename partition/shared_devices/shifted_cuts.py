@@ -256,7 +256,7 @@ def _pair(pipeline: SharedPipeline, shift: _Shift) -> Draft | None:
     if kept < 1:
         return None
     stages = tuple(
-        replace(stage, start=start, stop=stop)
+        stage._replace(start=start, stop=stop)
         for stage, start, stop in zip(pipeline.stages, shift.edges, shift.edges[1:], strict=False)
     )
     return (

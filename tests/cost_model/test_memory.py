@@ -37,7 +37,7 @@ def test_gradients_wait_here_for_a_stage_that_has_more_in_flight():
     profile = small_profile()
     shape = StageShape(1, 3, in_flight=3, microbatch_size=2)
     boundary = {
-        before: stage_activation_bytes(profile, replace(shape, in_flight_before=before))[1]
+        before: stage_activation_bytes(profile, shape._replace(in_flight_before=before))[1]
         for before in (None, 3, 4, 7)
     }
     assert boundary == {None: 100, 3: 100, 4: 100 + 20, 7: 100 + 4 * 20}
@@ -45,7 +45,7 @@ def test_gradients_wait_here_for_a_stage_that_has_more_in_flight():
     embeddings = replace(profile.layers[0], unreached_bytes=400.0)
     head = replace(profile.layers[3], tied_to=None, tied_bytes=0.0)
     frozen = replace(profile, layers=(embeddings, *profile.layers[1:3], head))
-    assert stage_activation_bytes(frozen, replace(shape, in_flight_before=7))[1] == 100
+    assert stage_activation_bytes(frozen, shape._replace(in_flight_before=7))[1] == 100
     assert stage_activation_bytes(profile, StageShape(0, 3, 3, 2, in_flight_before=7))[1] == 4 * 20
     # as a plan has it
     plan = plan_of([("a/0", 0, 1, 7), ("b/0", 1, 3, 3), ("c/0", 3, 4, 1)], num_samples=16, microbatch_size=2)
@@ -82,10 +82,10 @@ def test_recompute_by_segments_keeps_their_inputs_and_the_largest_one():
     need = device_memory(profile, [by_layer])
     assert (need.saved_bytes, need.boundary_bytes) == (120 + 100 + 5 + 40 - 20, 100)
     assert need.workspace_bytes == 0  # counted above, with the segment that needs it
-    whole = replace(by_layer, segment_layers=2)
-    assert device_memory(profile, [whole]) == device_memory(profile, [replace(whole, segment_layers=0)])
+    whole = by_layer._replace(segment_layers=2)
+    assert device_memory(profile, [whole]) == device_memory(profile, [whole._replace(segment_layers=0)])
     # all gradients but block0's are there while block0 is run again: having all in flight gains nothing
-    assert device_memory(profile, [replace(by_layer, num_microbatches=3)]) == need
+    assert device_memory(profile, [by_layer._replace(num_microbatches=3)]) == need
 
 
 def test_segments_of_least_memory_are_longer_the_more_is_in_flight():
@@ -106,7 +106,7 @@ def test_recompute_of_a_whole_stage_saves_nothing_of_a_single_microbatch():
     profile = small_profile()
     for start, stop in combinations(range(5), 2):
         plain = StageShape(start, stop, 1, 2, num_microbatches=1)
-        again = device_memory(profile, [replace(plain, recompute=True)])
+        again = device_memory(profile, [plain._replace(recompute=True)])
         assert again.total_bytes >= device_memory(profile, [plain]).total_bytes
 
 

@@ -78,7 +78,7 @@ def fullest_bytes(run: Run, *, whole_stages: bool) -> float:
         start, stop = 1 + stage * each - first, 1 + (stage + 1) * each + last
         shape = StageShape(start, stop, run.stages - stage, run.microbatch_size, recompute=True)
         if not whole_stages:
-            shape = replace(shape, segment_layers=leanest_segments(profile, shape))
+            shape = shape._replace(segment_layers=leanest_segments(profile, shape))
         summed_bytes = sum(profile.layers[layer].parameter_bytes for layer in range(start, stop))
         needs.append(device_memory(profile, [shape], summed_bytes=summed_bytes).total_bytes)
     return max(needs)

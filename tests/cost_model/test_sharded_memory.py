@@ -52,7 +52,7 @@ def test_gradients_of_the_microbatch_before_wait_for_the_first_sum_of_this_one()
     found = sharded_memory(profile, stage, Sharding.GRADIENTS, lambda piece: piece.home == 0)
     assert terms(found) == (60.0, 50.0 + 10.0, 2 * 50.0, 9.0)
     only = sharded_memory(
-        profile, replace(stage, num_microbatches=1), Sharding.GRADIENTS, lambda p: p.home == 0
+        profile, stage._replace(num_microbatches=1), Sharding.GRADIENTS, lambda p: p.home == 0
     )
     assert terms(only) == (60.0, 50.0 + 10.0, 2 * 50.0, 2.0)  # 10 + 2 of the first backward is more than 9
     # where no other device has the layers above, none of their sums frees anything
@@ -86,10 +86,10 @@ def test_what_passes_each_layer_together_is_saved_together() -> None:
 
     assert terms(together(stage, Sharding.GRADIENTS, 2)) == (60.0, 30.0 + 30.0, 2 * 30.0, 18.0)
     # Recomputed by layer: the inputs of the last two layers, and what one sample saves of the last.
-    again = replace(stage, recompute=True, segment_layers=1)
+    again = stage._replace(recompute=True, segment_layers=1)
     assert terms(together(again, Sharding.WEIGHTS, 2)) == (30.0 + 30.0, 30.0 + 30.0, 2 * 30.0, 2 * 2.0 + 4.0)
     # Three samples in microbatches of two are no four.
-    uneven = replace(stage, microbatch_size=2)
+    uneven = stage._replace(microbatch_size=2)
     assert together(uneven, Sharding.GRADIENTS, 3).saved_bytes == 3 * 9.0
 
 

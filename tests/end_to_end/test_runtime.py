@@ -115,7 +115,7 @@ def test_a_gradient_waits_for_a_stage_that_has_more_in_flight():
     profile = replace(cases[0].profile, layers=tuple(layers))
     for before, here in flights:
         shape = StageShape(3, 6, here, 2, in_flight_before=before)
-        alike = stage_activation_bytes(profile, replace(shape, in_flight_before=here))[1]
+        alike = stage_activation_bytes(profile, shape._replace(in_flight_before=here))[1]
         more = stage_activation_bytes(profile, shape)[1] - alike
         assert more == message * (before - here) == peaks[before, here] - peaks[here, here]
 

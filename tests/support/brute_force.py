@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from itertools import combinations, pairwise, permutations, product
 
@@ -61,7 +60,7 @@ class BruteForce:
                 stage.start, stage.stop, in_flight, self.first, stage.recompute, num_microbatches
             )
             choices = segment_choices(stage.stop - stage.start) if stage.recompute else (0,)
-            shapes = [replace(shape, segment_layers=each) for each in choices]
+            shapes = [shape._replace(segment_layers=each) for each in choices]
             profile = self.problem.profile.on(self.tables.classes.members[stage.class_index][0].kind)
             needs = [device_memory(profile, [shape]).total_bytes for shape in shapes]
             return min(needs) <= usable * (1 + 1e-9)

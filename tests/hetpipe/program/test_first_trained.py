@@ -88,7 +88,7 @@ def test_without_a_backward_all_outputs_wait_and_nothing_else_does():
     both = device_memory(profile, [StageShape(0, 2, 1, 1, num_microbatches=4)])
     assert both.saved_bytes == 2 * 7 + 10  # and what the first layer hands to the second
     again = StageShape(0, 2, 1, 1, recompute=True, num_microbatches=4, segment_layers=1)
-    assert device_memory(profile, [again]) == device_memory(profile, [replace(again, recompute=False)])
+    assert device_memory(profile, [again]) == device_memory(profile, [again._replace(recompute=False)])
     tight = replace(
         cluster, nodes=tuple(
             replace(node, devices=tuple(replace(one, memory_bytes=40.0) for one in node.devices))

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import random
-from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -217,7 +216,7 @@ def test_pipelines_stand_in_the_way_of_a_proof() -> None:
 def least_bytes(profile: ModelProfile, shape: StageShape) -> float:
     """Of all segments that a stage may be recomputed by."""
     choices = segment_choices(shape.stop - shape.start) if shape.recompute else (0,)
-    shapes = [replace(shape, segment_layers=each) for each in choices]
+    shapes = [shape._replace(segment_layers=each) for each in choices]
     return min(device_memory(profile, [shape]).total_bytes for shape in shapes)
 
 
@@ -249,7 +248,7 @@ def test_the_segments_of_a_table_are_the_leanest() -> None:
                 shape = StageShape(start, stop, 1, samples, recompute=True)
                 each = leanest_segments(profile, shape, whole=False)
                 found, least = (
-                    device_memory(profile, [replace(shape, segment_layers=k)]).total_bytes
+                    device_memory(profile, [shape._replace(segment_layers=k)]).total_bytes
                     for k in (int(table[start, stop]), each)
                 )
                 assert found == pytest.approx(least, rel=1e-12), (seed, start, stop)

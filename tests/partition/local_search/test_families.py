@@ -257,7 +257,7 @@ def test_cuts_are_kept_for_other_sizes_and_orders(changed: dict[str, Any]) -> No
     )
     search = PipelineSearch(problem)
     cuts, outline = ((0, 6, False), (6, 8, False)), Outline((0, 1), 4, 2, run=1)
-    wanted = (Family(replace(outline, **changed), cuts),)
+    wanted = (Family(outline._replace(**changed), cuts),)
     climb = FamilyClimb(
         FamilyCutter(search, FamilySpace(search)),
         lambda families, _: 1.0 if families == wanted else 2.0,
