@@ -1,9 +1,9 @@
 """The bytes of a device whose step goes layer by layer, since gradients, or weights too, are sharded."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from cost_model.memory import (
     DeviceMemory,
@@ -17,8 +17,7 @@ from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Trained weights that are summed and fetched at once: those of a layer, or what it is tied by.
 
     home: the layer that stores them. num_bytes: of them, and so of their gradients.
@@ -87,20 +86,20 @@ def sharded_memory(
     """
     layers = range(stage.start, stage.stop)
     pieces = pieces_of(profile)
-    mine = {piece for layer in layers for piece in pieces[layer] if not is_away(piece)}
-    away = {piece for layer in layers for piece in pieces[layer]} - mine
+    here = dict.fromkeys(piece for layer in layers for piece in pieces[layer])
+    mine = [piece for piece in here if not is_away(piece)]
+    away = [piece for piece in here if is_away(piece)]
     kept = sum(piece.num_bytes for piece in mine) + sum(share_of(piece) * piece.num_bytes for piece in away)
     resident = held_bytes(profile, layers)
-    fetched = {piece for piece in away if sharding is Sharding.WEIGHTS and is_fetched(piece)}
+    fetched = [piece for piece in away if sharding is Sharding.WEIGHTS and is_fetched(piece)]
     resident -= sum((1 - share_of(piece)) * piece.num_bytes for piece in fetched)
-    late = {piece for piece in away if is_summed_once(piece)}
-    made = {layer: [piece for piece in pieces[layer] if piece in away - late] for layer in layers}
-    wanted = {layer: [piece for piece in pieces[layer] if piece in fetched] for layer in layers}
-    summed = {
-        layer
-        for layer in layers
-        if any(is_shared(piece) and not is_summed_once(piece) for piece in pieces[layer])
-    }
+    late = {piece for piece in here if is_summed_once(piece)}
+    early = {piece for piece in away if piece not in late}
+    made = {layer: [piece for piece in pieces[layer] if piece in early] for layer in layers}
+    gathered = set(fetched)
+    wanted = {layer: [piece for piece in pieces[layer] if piece in gathered] for layer in layers}
+    shared = {piece for piece in here if piece not in late and is_shared(piece)}
+    summed = {layer for layer in layers if any(piece in shared for piece in pieces[layer])}
     saved = _saved_together(profile, stage, together) if together else _saved_bytes(profile, stage)
     all_at_once = together > 0 and stage.num_microbatches == stage.in_flight
     once = stage.num_microbatches == 1 or all_at_once
@@ -111,7 +110,7 @@ def sharded_memory(
     weights, gradients, saved_now, workspace = max(moments, key=sum)
     return DeviceMemory(
         parameter_bytes=resident + weights,
-        gradient_bytes=kept + sum(piece.num_bytes for piece in late) + gradients,
+        gradient_bytes=kept + sum(piece.num_bytes for piece in away if piece in late) + gradients,
         optimizer_bytes=profile.optimizer_bytes_per_parameter_byte * kept,
         saved_bytes=saved_now,
         boundary_bytes=stage_activation_bytes(profile, stage._replace(segment_layers=0))[1],

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from cost_model.cluster import Device
 from cost_model.layer_costs import Prices
 from cost_model.memory import (
+    DeviceMemory,
     StageShape,
-    device_memory,
+    held_bytes,
     leanest_segments,
     segment_bytes,
     segment_choices,
     stage_activation_bytes,
+    trained_bytes,
+    working_bytes,
 )
-from cost_model.profile import ModelProfile
 
 MANY = 10**6  # a cap on in_flight: memory takes as many as there are
 
@@ -40,6 +42,8 @@ class StageNeeds:
             kind: first.setdefault(id(profile.on(kind).layers), kind) for kind in profile.kinds
         }
         self._stage_bytes: dict[tuple[int, int, int, bool, str], StageBytes] = {}
+        self._parameters: dict[tuple[str, int, int], tuple[float, float]] = {}  # held, trained
+        self._working: dict[tuple[str, int, int], tuple[float, ...]] = {}  # by [stop - start]
         self._caps: dict[tuple[int, int, int, bool, str, float], int] = {}
         self._segment_layers: dict[tuple[int, int, int, int, str], int] = {}
         self._optimizer_s: dict[tuple[str, float, int, int], float] = {}
@@ -82,11 +86,30 @@ class StageNeeds:
         found = self._stage_bytes.get(key)
         if found is None:
             shape = StageShape(start, stop, 1, samples, recompute)
-            found = self._stage_bytes[key] = self._count(shape, self._prices.profile.on(kind))
+            found = self._stage_bytes[key] = self._count(shape, key[-1])
         return found
 
-    def _count(self, shape: StageShape, profile: ModelProfile) -> StageBytes:
-        memory = device_memory(profile, [shape])
+    def memory(self, shape: StageShape, kind: str) -> DeviceMemory:
+        """Return `cost_model.memory.device_memory` of a stage alone: neither by segments nor on a host.
+
+        Of more microbatches than are in flight. What other stages need as well is counted once.
+        """
+        profile, layers = self._prices.profile.on(kind), (shape.start, shape.stop)
+        parameters = (kind, *layers)
+        if parameters not in self._parameters:
+            all_layers = range(*layers)
+            self._parameters[parameters] = held_bytes(profile, all_layers), trained_bytes(profile, all_layers)
+        held, trained = self._parameters[parameters]
+        row = (kind, shape.start, shape.microbatch_size)
+        if row not in self._working:
+            self._working[row] = working_bytes(profile, shape.start, shape.microbatch_size)
+        saved, boundary = stage_activation_bytes(profile, shape)
+        states = trained * profile.optimizer_bytes_per_parameter_byte
+        working = self._working[row][shape.stop - shape.start]
+        return DeviceMemory(held, trained, states, saved, boundary, working)
+
+    def _count(self, shape: StageShape, kind: str) -> StageBytes:
+        profile, memory = self._prices.profile.on(kind), self.memory(shape, kind)
         start, stop, samples, again = shape.start, shape.stop, shape.microbatch_size, shape.recompute
         saved, boundary = stage_activation_bytes(profile, StageShape(start, stop, 2, samples, again))
         outputs = boundary - memory.boundary_bytes

@@ -334,21 +334,35 @@ class TimingCache:
         """Return all timings so far, in the order in which they were made."""
         return list(self._timings.values())
 
-    def pipeline(self, stages: Sequence[TimedStage], microbatch_size: int) -> TimedPipeline:
+    def pipeline(
+        self, stages: Sequence[TimedStage], microbatch_size: int, links: tuple[int, ...] | None = None
+    ) -> TimedPipeline:
+        """Return stages with their timing. links: their `channels`, where these are known."""
         channels = [(left.device, right.device) for left, right in pairwise(stages)]
-        return TimedPipeline(tuple(stages), self.timing(stages, channels, microbatch_size))
+        return TimedPipeline(tuple(stages), self.timing(stages, channels, microbatch_size, links))
+
+    def channels(self, devices: Sequence[Device]) -> tuple[int, ...]:
+        """Return the `PipelineCosts.channel` of each device with the next one."""
+        return tuple(starmap(self.costs.channel, pairwise(devices)))
 
     def timing(
-        self, stages: Sequence[TimedStage], channels: Sequence[tuple[Device, Device]], microbatch_size: int
+        self,
+        stages: Sequence[TimedStage],
+        channels: Sequence[tuple[Device, Device]],
+        microbatch_size: int,
+        links: tuple[int, ...] | None = None,
     ) -> PipelineTiming:
+        links = links if links is not None else tuple(starmap(self.costs.channel, channels))
+        alike = self._alike
         key = (
             microbatch_size,
-            tuple((self._alike(s.device), s.start, s.stop, s.recompute) for s in stages),
-            tuple(starmap(self.costs.channel, channels)),
+            tuple([(alike(device), start, stop, again) for device, start, stop, again in stages]),
+            links,
         )
-        if key not in self._timings:
-            self._timings[key] = PipelineTiming(self.costs, stages, channels, microbatch_size)
-        return self._timings[key]
+        found = self._timings.get(key)
+        if found is None:
+            found = self._timings[key] = PipelineTiming(self.costs, stages, channels, microbatch_size)
+        return found
 
     def _alike(self, device: Device) -> int:
         """Return a number that devices share which may stand for one another, as no pinned one may."""

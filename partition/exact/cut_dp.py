@@ -10,8 +10,8 @@ the devices given.
 Complexity: O(places * layers * width) a period, width: the most layers that a device holds; up to 8 periods.
 """
 
-import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +47,7 @@ class CutOptimizer:
         self._class_of = tables.classes.class_indices()
         at_end_s = tables.optimizer_s if optimizer_s is None else optimizer_s
         self._places: Places = Places(tables, timings, at_end_s, None if like is None else like._places)
-        self._done: dict[object, tuple[TimedStage, ...] | None] = {}
+        self._done: dict[object, TimedPipeline | None] = {}
 
     def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
         """Return the class of each device."""
@@ -69,37 +69,36 @@ class CutOptimizer:
         """
         if len(devices) > self.tables.num_layers:
             return None
-        class_indices, links_of = self.entries(devices), self.timings.costs.channel
-        links = tuple(links_of(one, other) for one, other in itertools.pairwise(devices))
+        class_indices, links = self.entries(devices), self.timings.channels(devices)
         key = (class_indices, links, microbatch_size, num_samples, recompute)
         if key not in self._done:
             guess_s = period_s or self._least_period_s(class_indices, microbatch_size)
             self._done[key] = self._cut(
-                devices, class_indices, microbatch_size, num_samples, recompute, guess_s
+                devices, class_indices, links, microbatch_size, num_samples, recompute, guess_s
             )
         found = self._done[key]
-        if found is None:
-            return None
+        if found is None or all(map(operator.is_, found.devices, devices)):
+            return found
         stages = tuple(
-            TimedStage(device, stage.start, stage.stop, stage.recompute)
-            for device, stage in zip(devices, found, strict=True)
+            stage._replace(device=device) for device, stage in zip(devices, found.stages, strict=True)
         )
-        return self.timings.pipeline(stages, microbatch_size)
+        return self.timings.pipeline(stages, microbatch_size, links)
 
     def _cut(
         self,
         devices: Sequence[Device],
         class_indices: Sequence[int],
+        links: tuple[int, ...],
         microbatch_size: int,
         num_samples: int,
         recompute: bool,
         period: float,
-    ) -> tuple[TimedStage, ...] | None:
+    ) -> TimedPipeline | None:
         count = num_samples / microbatch_size
         places = self._places.of_order(devices, class_indices, microbatch_size, count, recompute)
         if not places:
             return None
-        best: tuple[float, tuple[TimedStage, ...]] | None = None
+        best: tuple[float, TimedPipeline] | None = None
         for _ in range(8):
             stages = self._cut_for(devices, places, period)
             if stages is None:
@@ -107,30 +106,29 @@ class CutOptimizer:
                     break
                 period *= LONGER
                 continue
-            pipeline = self.timings.pipeline(stages, microbatch_size)
+            pipeline = self.timings.pipeline(stages, microbatch_size, links)
             if not pipeline.timing.fits:
                 period *= LONGER
                 continue
             seconds = pipeline.timing.quick_s(max(1, num_samples // microbatch_size))
             if best is None or seconds < best[0]:
-                best = (seconds, stages)
+                best = (seconds, pipeline)
             own = pipeline.timing.period_s
             if abs(own / period - 1) < CLOSE or (best is not None and seconds > best[0]):
                 break
             period = max(own, 1e-300)  # where all times are zero, so is it
         few = len(self.tables.problem.cluster.devices) <= SEVERAL_ORDERS
-        if best is None or not few or not any(stage.recompute for stage in best[1]):
+        if best is None or not few or not any(stage.recompute for stage in best[1].stages):
             return best[1] if best else None
         # Z knows nothing of gradients that wait for the stage before: with these memory may take so few
         # microbatches that stages are recomputed in vain
-        pipeline = self.timings.pipeline(best[1], microbatch_size)
-        longer = [self._cut_for(devices, places, period) for period in _longer_periods(pipeline)]
-        found = [stages for stages in dict.fromkeys([best[1], *longer]) if stages is not None]
+        longer = [self._cut_for(devices, places, period) for period in _longer_periods(best[1])]
+        found = [stages for stages in dict.fromkeys([best[1].stages, *longer]) if stages is not None]
         if len(found) == 1:
             return best[1]
-        timings = [self.timings.pipeline(stages, microbatch_size).timing for stages in found]
-        clocks = [timing.time_s(num_samples) if timing.fits else math.inf for timing in timings]
-        return found[clocks.index(min(clocks))]
+        tried = [self.timings.pipeline(stages, microbatch_size, links) for stages in found]
+        clocks = [one.timing.time_s(num_samples) if one.timing.fits else math.inf for one in tried]
+        return tried[clocks.index(min(clocks))]
 
     def _least_period_s(self, class_indices: Sequence[int], microbatch_size: int) -> float:
         """Return the period of places that are all always busy."""

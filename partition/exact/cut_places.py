@@ -271,11 +271,13 @@ class Place(NamedTuple):
         np.putmask(value, periods > self.spare, np.inf)
         pick = value.argmin(1)
         at = self.at + pick
-        longest, windows = np.full(len(makespan), np.inf), np.zeros(len(makespan))
+        longest, windows = np.empty((2, len(makespan)))
+        longest.fill(np.inf)
         rows = slice(self.low, self.low + len(pick))
         longest[rows] = value.take(at)
         if self.low == 0 and len(pick) == 1:
             return longest, windows, pick  # nothing is in front that would ask for the window
+        windows.fill(0.0)
         needed = np.ceil(periods.take(at))
         np.maximum(needed, 1.0, out=needed)
         if self.first_trained:

@@ -18,6 +18,7 @@ Legend:
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -157,19 +158,29 @@ class FamilySpace:
         weights = float(space.tables.bytes.weights[..., 0, -1].min())
         self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
         self._layouts: dict[object, Layout] = {}
+        self._vectors: dict[tuple[int, int], list[Counts]] = {}
         self._places = {node.name: place for place, node in enumerate(self.problem.cluster.nodes)}
         self._nodes: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
     def vectors(self, counts: Sequence[int], most_stages: int, most_vectors: int) -> Iterator[Counts]:
         """Give devices of each class for a chain, as far as memory may hold the model; short chains first."""
-        num_classes, given = len(counts), 0
+        key = (most_stages, most_vectors)
+        if key not in self._vectors:
+            self._vectors[key] = list(self._find_vectors(*key))
+        for vector in self._vectors[key]:
+            if all(map(operator.le, vector, counts)):
+                yield vector
+
+    def _find_vectors(self, most_stages: int, most_vectors: int) -> Iterator[Counts]:
+        """Give `vectors` of all devices."""
+        num_classes, given = len(self.counts), 0
         for length in range(1, min(most_stages, self.problem.profile.num_layers) + 1):
             given += math.comb(num_classes + length - 1, length)
             if given > most_vectors:
                 return
             for chosen in combinations_with_replacement(range(num_classes), length):
                 vector = tuple(map(chosen.count, range(num_classes)))
-                if all(m <= count for m, count in zip(vector, counts, strict=True)) and self._holds(vector):
+                if all(map(operator.le, vector, self.counts)) and self._holds(vector):
                     yield vector
 
     def _holds(self, vector: Counts) -> bool:
