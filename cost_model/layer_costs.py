@@ -23,7 +23,8 @@ class Prices:
 
     def _sums(self, kind: str, samples: int) -> tuple[list[float], list[float]]:
         key = (kind, samples)
-        if key not in self._prefix:
+        found = self._prefix.get(key)
+        if found is None:
             measured = self.profile.kind(kind)
             sizes = measured.microbatch_sizes
             if samples in sizes:
@@ -34,11 +35,11 @@ class Prices:
                 forward = [interpolate(sizes, layer.forward_s, samples) for layer in measured.layers]
                 backward = [interpolate(sizes, layer.backward_s, samples) for layer in measured.layers]
             backward[: self.first_trained] = [0.0] * self.first_trained
-            self._prefix[key] = (
+            found = self._prefix[key] = (
                 list(accumulate(forward, initial=0.0)),
                 list(accumulate(backward, initial=0.0)),
             )
-        return self._prefix[key]
+        return found
 
     def forward_s(self, device: Device, start: int, stop: int, samples: int) -> float:
         """Return seconds of the forward of one microbatch of `samples` through layers [start, stop)."""
@@ -56,6 +57,19 @@ class Prices:
         if recompute:
             seconds += forward[stop] - forward[start]
         return seconds / device.speed
+
+    def pass_s(
+        self, device: Device, start: int, stop: int, samples: int, *, recompute: bool = False
+    ) -> tuple[float, float]:
+        """Return `forward_s` and `backward_s`."""
+        forward, backward = self._sums(device.kind, samples)
+        once_s = forward[stop] - forward[start]
+        if stop <= self.first_trained:
+            return once_s / device.speed, 0.0
+        back_s = backward[stop] - backward[start]
+        if recompute:
+            back_s += once_s
+        return once_s / device.speed, back_s / device.speed
 
     def optimizer_s(self, device: Device, layers: Iterable[int]) -> float:
         """Return seconds of the optimizer step for a set of layers on one device."""

@@ -41,8 +41,7 @@ class PipelineCosts:
 
     def busy_s(self, device: Device, start: int, stop: int, samples: int) -> float:
         """Return the seconds of forward and backward of one microbatch."""
-        forward = self.prices.forward_s(device, start, stop, samples)
-        return forward + self.prices.backward_s(device, start, stop, samples)
+        return sum(self.prices.pass_s(device, start, stop, samples))
 
     def total_s(self, device: Device, start: int, stop: int, samples: int, num_samples: int) -> float:
         """Return the seconds of forward and backward of num_samples; the last microbatch may be smaller."""

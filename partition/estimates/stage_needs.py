@@ -46,13 +46,16 @@ class StageNeeds:
         self._working: dict[tuple[str, int, int], tuple[float, ...]] = {}  # by [stop - start]
         self._caps: dict[tuple[int, int, int, bool, str, float], int] = {}
         self._segment_layers: dict[tuple[int, int, int, int, str], int] = {}
+        self._trained: dict[tuple[int, int], float] = {}
         self._optimizer_s: dict[tuple[str, float, int, int], float] = {}
 
     def optimizer_s(self, device: Device, start: int, stop: int) -> float:
         """Return the seconds of the optimizer step of a stage."""
         key = (device.kind, device.speed, start, stop)
         if key not in self._optimizer_s:
-            self._optimizer_s[key] = self._prices.optimizer_s(device, range(start, stop))
+            if (start, stop) not in self._trained:
+                self._trained[start, stop] = trained_bytes(self._prices.profile, range(start, stop))
+            self._optimizer_s[key] = self._prices.update_s(device, self._trained[start, stop])
         return self._optimizer_s[key]
 
     def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool = False) -> int:

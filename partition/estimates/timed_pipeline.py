@@ -1,6 +1,6 @@
 """Stages on devices, and how long they take for any number of samples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise, starmap
 from typing import NamedTuple
@@ -84,19 +84,20 @@ class PipelineTiming:
     def seconds(self, samples: int) -> Seconds:
         """Return the seconds of a microbatch."""
         if samples not in self._seconds:
-            prices, stages = self.costs.prices, self.stages
-            self._seconds[samples] = Seconds(
-                tuple(prices.forward_s(s.device, s.start, s.stop, samples) for s in stages),
-                tuple(
-                    prices.backward_s(s.device, s.start, s.stop, samples, recompute=s.recompute)
-                    for s in stages
-                ),
-                tuple(
-                    self.costs.message_s(*channel, right.start, samples)
-                    for channel, right in zip(self._channels, stages[1:], strict=True)
-                ),
-            )
+            forward_s, backward_s = zip(*self._passes_s(samples), strict=True)
+            messages = zip(self._channels, self.stages[1:], strict=True)
+            message_s = self.costs.message_s
+            link_s = tuple([message_s(*channel, right.start, samples) for channel, right in messages])
+            self._seconds[samples] = Seconds(forward_s, backward_s, link_s)
         return self._seconds[samples]
+
+    def _passes_s(self, samples: int) -> list[tuple[float, float]]:
+        """Return the seconds of a microbatch forward and backward by stage."""
+        pass_s = self.costs.prices.pass_s
+        return [
+            pass_s(device, start, stop, samples, recompute=again)
+            for device, start, stop, again in self.stages
+        ]
 
     def total_s(self, num_samples: int) -> list[float]:
         """Return the seconds for which each stage computes; the last microbatch may be smaller."""
@@ -249,16 +250,9 @@ class PipelineTiming:
     def _rest_share(self, samples: int) -> float:
         """Return the seconds of a smaller last microbatch as a share of a full one's."""
         if samples not in self._rest:
-            pairs = zip(self._rest_busy_s(samples), self.busy_s, strict=True)
+            pairs = zip(map(sum, self._passes_s(samples)), self.busy_s, strict=True)
             self._rest[samples] = max((one / full if full else 0.0) for one, full in pairs)
         return self._rest[samples]
-
-    def _rest_busy_s(self, samples: int) -> Iterator[float]:
-        """Give `Seconds.busy_s` of a smaller microbatch, for which no message is asked."""
-        prices = self.costs.prices
-        for s in self.stages:
-            forward_s = prices.forward_s(s.device, s.start, s.stop, samples)
-            yield forward_s + prices.backward_s(s.device, s.start, s.stop, samples, recompute=s.recompute)
 
     def time_s(self, num_samples: int) -> float:
         """Return the seconds of a step of these samples; a smaller last microbatch is interpolated."""

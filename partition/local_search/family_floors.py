@@ -53,6 +53,7 @@ class FamilyFloors:
         self._whole: dict[tuple[ClassOrder, int], tuple[list[float], float]] = {}
         self._messages: dict[tuple[int, int], tuple[float, float, float, float]] = {}
         self._rows: dict[tuple[int, int], _Row] = {}
+        self._least_until: dict[tuple[frozenset[int], int], list[float]] = {}
         self._clocks: dict[object, float] = {}
         self._rough: dict[object, float] = {}
         self._floors: dict[object, float] = {}
@@ -162,7 +163,7 @@ class FamilyFloors:
     ) -> float:
         """Return the least step in which a chain has all layers, to PRECISION below; low_s: none is below."""
         rows = [self._row(c, size) for c in chain]
-        before_s = np.min([np.array(self._row(c, size).until_s) for c in set(chain)], axis=0).tolist()
+        before_s = self._least_until_s(frozenset(chain), size)
         hops_s = [0.0, *accumulate(links_s)] if links_s else [0.0] * len(chain)
 
         def enough(step_s: float) -> bool:
@@ -185,6 +186,14 @@ class FamilyFloors:
             middle_s = (low_s + high_s) / 2
             low_s, high_s = (low_s, middle_s) if enough(middle_s) else (middle_s, high_s)
         return low_s
+
+    def _least_until_s(self, classes: frozenset[int], size: int) -> list[float]:
+        """Return seconds of a microbatch through the layers before each, on the fastest of some classes."""
+        key = (classes, size)
+        if key not in self._least_until:
+            rows = [self._row(c, size).until_s for c in classes]
+            self._least_until[key] = list(map(min, zip(*rows, strict=True)))
+        return self._least_until[key]
 
     def _row(self, c: int, size: int) -> "_Row":
         """Return what layers take on a class, and how many of them it holds."""
