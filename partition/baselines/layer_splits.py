@@ -135,6 +135,8 @@ def _relieved(costs: PipelineCosts, order: Sequence[Device], cuts: Sequence[int]
 
     def fits(place: int, more: int = 0) -> bool:
         start, stop = edges[place], edges[place + 1]
+        if stop - start + more > edges[-1]:
+            return False  # it has all layers
         inside = (start, stop + more) if stop + more <= edges[-1] else (start - more, stop)
         return costs.cap(order[place], *inside, samples) >= 1
 
