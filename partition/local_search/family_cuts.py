@@ -235,14 +235,15 @@ class FamilyCutter:
 def card_messages_s(parts: Iterable[tuple[Layout, int, MessageSeconds]]) -> float:
     """Return for how long the busiest cards carry the messages of layouts, each with so many microbatches."""
     between: dict[tuple[str, str], float] = {}
-    hops: dict[str, int] = {}
+    out: dict[str, int] = {}
+    into: dict[str, int] = {}
     for layout, count, message_s in parts:
         for place, one, other, pairs in layout.crossings:
             here, there, (forward_s, backward_s) = one.node, other.node, message_s(one, other, place)
             between[here, there] = between.get((here, there), 0.0) + pairs * count * forward_s
             between[there, here] = between.get((there, here), 0.0) + pairs * count * backward_s
-            hops[here], hops[there] = hops.get(here, 0) + pairs, hops.get(there, 0) + pairs
-    return queued_s(between, max(hops.values(), default=0) > FEW_HOPS)
+            out[here], into[there] = out.get(here, 0) + pairs, into.get(there, 0) + pairs
+    return queued_s(between, max([0, *out.values(), *into.values()]) > FEW_HOPS)
 
 
 def with_messages_s(clock_s: float, messages_s: float) -> float:

@@ -12,8 +12,8 @@ from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes, random_sync_problem
 from partition.auto import auto
 from partition.local_search import family_moves
-from partition.local_search.families import Family, FamilySet, FamilySpace, Outline
-from partition.local_search.family_cuts import FamilyCutter
+from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
+from partition.local_search.family_cuts import FamilyCutter, card_messages_s
 from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.family_moves import FamilyClimb
 from partition.local_search.family_search import best_families, families_may_win
@@ -123,6 +123,18 @@ def test_the_estimate_counts_nodes_where_sums_go_inside_of_them_first() -> None:
         plan = search.plan("families", timed)
         step_s = evaluator(each.profile, each.cluster)(plan).step_s
         assert step_s == pytest.approx(108 + sums_s, rel=0.2)
+
+
+@pytest.mark.parametrize(("copies", "busy_s"), [(2, 16.0), (3, 30.0)])
+def test_messages_of_two_copies_take_turns_at_a_node_that_they_pass(copies: int, busy_s: float) -> None:
+    # Four nodes in a row. Into each of the two in the middle come forwards by one link and gradients by the
+    # other one, a second each, four microbatches of a copy: 8 s for each copy. Two copies take turns. Three
+    # also wait for the node at the other end of a link, which is busy with others for 12 s, half of the time.
+    network = Link(0.0, 1e3)
+    problem = problem_of_nodes({"kind": 1.0}, [("kind", copies)] * 4, network=network, batch=8)
+    rows = [[node.devices[copy] for node in problem.cluster.nodes] for copy in range(copies)]
+    parts = [(Layout.of(rows), 4, lambda *_: (1.0, 1.0))]
+    assert card_messages_s(parts) == busy_s
 
 
 def test_a_move_changes_all_copies_and_takes_no_device_twice() -> None:
