@@ -38,14 +38,23 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     Never worse than a baseline: each that could be faster is a candidate. Ties go to fewer devices. Of
     candidates whose busiest device alone is busy for longer than the best plan's step none is simulated.
 
-    What the problem forces is respected by every candidate.
+    What the problem forces is respected by every candidate. The plan of a short search is a candidate of
+    a thorough one.
 
     Raises: InfeasibleError with the least that is missing, over all orders and cuts; InputError if what is
         forced contradicts itself.
     """
     check_forced(problem)
-    ranking = Ranking(problem, evaluate)
-    search = search or PipelineSearch(problem)
+    ranking, known = Ranking(problem, evaluate), list[Plan]()
+    if problem.thorough:
+        known.append(auto(dataclasses.replace(problem, thorough=False), evaluate))
+    known.append(_named_auto(_searched(search or PipelineSearch(problem), ranking, evaluate)))
+    return min(known, key=ranking)
+
+
+def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | None) -> Plan:
+    """Return the best plan of all that is searched for, not yet by the name of `auto`."""
+    problem = search.problem
     contest = Contest(ranking, search.costs, search.effort.choice)
     _enter_pipelines(contest, search, ranking, evaluate)
     contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
@@ -58,11 +67,11 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
         contest.enter(by_estimate(search.costs, offloaded))
     if contest.best is None:
-        return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
+        return min(_from_least(contest, search, ranking, evaluate), key=ranking)
     if search.best is None:  # what others found is no start of the search
         with suppress(InfeasibleError):
-            return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
-    return _named_auto(contest.best)
+            return min(_from_least(contest, search, ranking, evaluate), key=ranking)
+    return contest.best
 
 
 def _enter_pipelines(

@@ -75,6 +75,7 @@ class Problem:
     microbatch_sizes: those that a plan may use, rising. any_size: a device that holds the whole model may
     have any microbatch up to the largest that its kind was profiled at, which others may not have been.
     gradient_dtype: as for `Plan`; not for the planner to choose, since sums in fewer bits are not exact.
+    thorough: whether the search for a plan goes on, some five times as long in all.
     """
 
     profile: ModelProfile
@@ -84,6 +85,7 @@ class Problem:
     forced: Forced = Forced()
     gradient_dtype: str = FLOAT32
     any_size: bool = False
+    thorough: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:

@@ -89,7 +89,8 @@ class PlanRequest:
             profile, self.usable, global_batch_size, self.options.microbatch_size,
             gradient_dtype=self.options.gradient_dtype or gradient_dtype,
         )  # fmt: skip
-        return _forced_problem(problem, self.strategy, self.options)
+        problem = _forced_problem(problem, self.strategy, self.options)
+        return dataclasses.replace(problem, thorough=self.options.thorough)
 
 
 def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:
@@ -101,6 +102,8 @@ def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> Pla
 
     check_strategy(strategy)
     check_gradient_dtype(options.gradient_dtype or FLOAT32)
+    if options.thorough and strategy != "auto":
+        raise InputError(f"--thorough is for --strategy auto; {strategy!r} searches for nothing")
     proof_s = _proof_seconds(options)
     cluster = read_cluster(cluster_file)
     usable = remaining(cluster, options.exclude)

@@ -217,6 +217,10 @@ class PlanOptions(ProfileOptions):
         None
     )
     max_devices: Annotated[int | None, typer.Option("--max-devices", help="At most so many devices.")] = None
+    thorough: Annotated[
+        bool,
+        typer.Option("--thorough", help="Search several times as long: on slow networks plans are better."),
+    ] = False
     no_proof: Annotated[
         bool, typer.Option("--no-proof", help="Spend no time on a tighter bound; the plan is the same.")
     ] = False

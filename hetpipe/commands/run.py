@@ -184,9 +184,9 @@ def _given_plan(
         raise InputError(f"--plan decides everything; leave out --strategy {strategy}")
     if options.microbatch_size is not None:
         raise InputError(f"--plan decides everything; leave out --microbatch-size {options.microbatch_size}")
-    if options.forces_plan or options.exclude:
+    if options.forces_plan or options.exclude or options.thorough:
         raise InputError(
-            "--plan decides everything; leave out --pin, --exclude, --pipelines and --max-devices"
+            "--plan decides everything; leave out --pin, --exclude, --pipelines, --max-devices and --thorough"
         )
     if given.global_batch_size not in (None, plan.global_batch_size):
         raise InputError(

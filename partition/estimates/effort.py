@@ -197,6 +197,12 @@ class FamilyEffort:
     """Random changes of a start, most of which lead nowhere or were tried before."""
     most_climb_ticks: int = 1_600_000
     """Microbatches x stages of all changes, after which changing ends."""
+    rounds: int = 1
+    """Times that the best are changed, with other random changes each time."""
+    parts_of_room: tuple[float, ...] = ()
+    """Numbers of copies that are looked at, too: shares of the most there is room for."""
+    then: tuple["FamilyEffort", ...] = ()
+    """Of all that again, one after the other, from what is known by then."""
 
 
 LARGE_FAMILIES = FamilyEffort(
@@ -226,8 +232,8 @@ class Effort:
     choice: ChoiceEffort
 
 
-def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
-    """Return the effort for a cluster of so many devices.
+def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False) -> Effort:
+    """Return the effort for a cluster of so many devices. thorough: some five times as much.
 
     forced: for what the user has decided in part. Far from the best plan sums and messages often take long,
     so that the simulator would be asked all the time: of 52 devices in 2 pipelines small changes took 18 of
@@ -246,7 +252,7 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
     if forced:
         tries = 120 if num_devices <= SMALL else 30
         simulator = replace(simulator, climb_tries=tries, most_ticks=simulator.most_ticks // 4)
-    return Effort(
+    effort = Effort(
         starts=StartEffort(every_order=num_devices <= SEVERAL_ORDERS),
         search=SearchEffort(
             climb_tries=max(20, 30 * SMALL // max(SMALL, num_devices)),
@@ -262,4 +268,44 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
             sharded_for_speed=num_devices <= 12,
             far_from_columns=1.1 if num_devices <= SMALL else math.inf,
         ),
+    )
+    return _thorough(effort) if thorough else effort
+
+
+def _thorough(effort: Effort) -> Effort:
+    """Return more of an effort: families are looked for as before, and then twice among more of them."""
+    families, simulator = effort.families, effort.simulator
+    families = replace(families, then=(_wider(families, 4), _wider(families, 12)))
+    if simulator is not None:
+        simulator = replace(
+            simulator,
+            evaluated=2 * simulator.evaluated,
+            climbed=2 * simulator.climbed,
+            climb_tries=4 * simulator.climb_tries,
+            most_ticks=8 * simulator.most_ticks,
+        )
+    return replace(effort, families=families, simulator=simulator)
+
+
+def _wider(families: FamilyEffort, times: int) -> FamilyEffort:
+    """Return an effort that cuts so many times the vectors, and changes more starts more often."""
+    return replace(
+        families,
+        kept=times * families.kept,
+        kept_with_rest=times * families.kept_with_rest,
+        second=4 * families.second,
+        pairs=8 * families.pairs,
+        filled=3 * families.filled,
+        simulated=6 * families.simulated,
+        always_simulated=4 * families.always_simulated,
+        most_starts_in_vain=4 * families.most_starts_in_vain,
+        most_start_ticks=8 * families.most_start_ticks,
+        smoothed=3 * families.smoothed,
+        climbed=2 * families.climbed,
+        climb_tries=4 * families.climb_tries,
+        most_in_vain=4 * families.most_in_vain,
+        most_changes=4 * families.most_changes,
+        most_climb_ticks=24 * families.most_climb_ticks,
+        rounds=10,
+        parts_of_room=(0.75, 0.5, 1 / 3, 0.25),
     )

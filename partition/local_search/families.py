@@ -205,12 +205,12 @@ class FamilySpace:
             most = min(most, (forced.max_devices - taken) // sum(vector))
         return max(0, min(most, *(count // m for count, m in zip(counts, vector, strict=True) if m)))
 
-    def copies(self, vector: Counts, most: int) -> set[int]:
+    def copies(self, vector: Counts, most: int, parts: Sequence[float] = ()) -> set[int]:
         """Return the numbers of copies of a chain that are looked at, where there is room for `most`.
 
         All, half of them, one less of few, for others beside them, and the most of which stages fill nodes:
         of others a node holds layers of one stage more, and sums these, too. And as many as a node has
-        devices, which need not sum over the network.
+        devices, which need not sum over the network. And parts of the most.
         """
         widths = {self.on_node[index] for index, m in enumerate(vector) if m}
         filling = {
@@ -218,7 +218,8 @@ class FamilySpace:
             for width in widths
         }
         filling |= {width for width in widths if width < most}
-        return {most, max(1, most // 2), *filling, *([most - 1] if 1 < most <= FEW_COPIES else [])}
+        shares = {max(1, round(part * most)) for part in parts}
+        return {most, max(1, most // 2), *filling, *shares, *([most - 1] if 1 < most <= FEW_COPIES else [])}
 
     def as_many_as_wished(self, families: Sequence[Family]) -> bool:
         """Return whether families have as many copies as pipelines are wished for, if any number is."""

@@ -54,14 +54,25 @@ def best_families(
     sure to be so not even cut, and those that are so by the simulator not changed further. simulate: seconds
     of a plan's step.
     """
-    effort = search.effort.families
-    starts = FamilyStarts(search, effort, effort.hopeless * step_s)
-    simulated = _Simulated(search, starts.cutter, simulate)
-    likely, best_s, in_vain = islice(starts.likely(), effort.simulated), math.inf, 0
+    effort, space = search.effort.families, FamilySpace(search)
+    simulated = _Simulated(search, FamilyCutter(search, space), simulate)
+    for turn, wider in enumerate((effort, *effort.then)):
+        starts = FamilyStarts(search, wider, wider.hopeless * step_s, simulated.cutter)
+        if _simulate_starts(simulated, starts, wider, step_s) < wider.hopeless * step_s:
+            _change_best(simulated, starts, wider, turn)
+    return simulated.sets()
+
+
+def _simulate_starts(
+    simulated: "_Simulated", starts: FamilyStarts, effort: FamilyEffort, step_s: float
+) -> float:
+    """Simulate likely families, unless no estimate is near a step; return the best step that is known."""
+    likely, best_s, in_vain = islice(starts.likely(), effort.simulated), simulated.least_s, 0
     first = list(islice(likely, FIRST))
     estimates = [starts.cutter.estimate_s(families, shared=False) for families in first]
     if min(estimates, default=math.inf) > effort.estimated_hopeless * step_s:
-        return []
+        return best_s
+    simulated.ticks = 0.0
     for index, families in enumerate(chain(first, likely)):
         late = index >= effort.always_simulated and simulated.ticks > effort.most_start_ticks
         if late or in_vain == effort.most_starts_in_vain:
@@ -69,24 +80,30 @@ def best_families(
         found_s = simulated.step_s(families, simulated.worth_s(effort))
         in_vain = 0 if found_s < best_s else in_vain + 1
         best_s = min(best_s, found_s)
-    if best_s < effort.hopeless * step_s:
-        simulated.ticks = 0.0
-        climb = FamilyClimb(starts.cutter, simulated.step_s, effort, starts.floors)
+    return best_s
 
-        def goes_on() -> bool:
-            return simulated.ticks < effort.most_climb_ticks
 
-        for families in list(islice(simulated.unlike(), effort.smoothed)):
-            simulated.step_s(climb.smoothed(families), simulated.worth_s(effort))
-        best_s = min(simulated.known.values())
+def _change_best(
+    simulated: "_Simulated", starts: FamilyStarts, effort: FamilyEffort, first_seed: int
+) -> None:
+    """Change the best families, at first unlike ones; each round has other random numbers."""
+    simulated.ticks = 0.0
+    climb = FamilyClimb(starts.cutter, simulated.step_s, effort, starts.floors)
+
+    def goes_on() -> bool:
+        return simulated.ticks < effort.most_climb_ticks
+
+    for families in list(islice(simulated.unlike(), effort.smoothed)):
+        simulated.step_s(climb.smoothed(families), simulated.worth_s(effort))
+    for seed in range(first_seed, first_seed + effort.rounds):
+        begun = simulated.unlike() if seed == first_seed else iter(simulated.ranked())
         changed = [
-            climb.changed(families, goes_on)
-            for families in list(islice(simulated.unlike(), effort.climbed))
-            if simulated.known[families] <= effort.climb_hopeless * best_s
+            climb.changed(families, goes_on, seed)
+            for families in list(islice(begun, effort.climbed))
+            if simulated.known[families] <= effort.climb_hopeless * simulated.least_s
         ]
         for families, seen in sorted(changed, key=lambda one: simulated.step_s(one[0])):
-            climb.settled(families, seen, goes_on, min(simulated.known.values()))
-    return simulated.sets()
+            climb.settled(families, seen, goes_on, simulated.least_s)
 
 
 @dataclass
@@ -102,6 +119,11 @@ class _Simulated:
         self.ticks = 0.0
         self._alike: dict[object, float] = {}
         self._asked: dict[FamilySet, tuple[Sequence[TimedPipeline], Sequence[int]]] = {}
+
+    @property
+    def least_s(self) -> float:
+        """The best step that is known; inf where none is."""
+        return min(self.known.values(), default=math.inf)
 
     def step_s(self, families: FamilySet, within_s: float = math.inf) -> float:
         """Return the step of families; inf where they are no plan, or where it is sure to be longer."""
@@ -141,13 +163,17 @@ class _Simulated:
         best = sorted(self.known.values())[: effort.climbed]
         return min(best[-1], effort.climb_hopeless * best[0]) if len(best) == effort.climbed else math.inf
 
+    def ranked(self) -> list[FamilySet]:
+        """Return the families that are known, best first."""
+        return sorted(self.known, key=lambda families: self.known[families])
+
     def unlike(self) -> Iterator[FamilySet]:
         """Give the starts, best first, but for those with copies of a chain that a better one has, too.
 
         One family and two are unlike in any case: what may be changed in the one is not in the other.
         """
         given = set[object]()
-        for families in sorted(self.known, key=lambda it: self.known[it]):
+        for families in self.ranked():
             number = len(families)
             copies = {(number, family.outline.chain, family.outline.copies) for family in families}
             if not copies & given:

@@ -79,11 +79,19 @@ class FamilyStarts:
     """The families that a search begins with; owns what cuts them, and their floors.
 
     within_s: none is given of which an estimate above that is certain, and hardly any of them is cut.
+    cutter: one that has cut families before.
     """
 
-    def __init__(self, search: SearchSpace, effort: FamilyEffort, within_s: float = math.inf) -> None:
-        self._space, self._effort, self._within_s = FamilySpace(search), effort, within_s
-        self.cutter = FamilyCutter(search, self._space)
+    def __init__(
+        self,
+        search: SearchSpace,
+        effort: FamilyEffort,
+        within_s: float = math.inf,
+        cutter: FamilyCutter | None = None,
+    ) -> None:
+        self._effort, self._within_s = effort, within_s
+        self.cutter = cutter or FamilyCutter(search, FamilySpace(search))
+        self._space = self.cutter.space
         self.floors = FamilyFloors(search, self._space)
 
     def likely(self) -> Iterator[FamilySet]:
@@ -129,7 +137,7 @@ class FamilyStarts:
         mixed: list[tuple[float, Counts, int]] = []
         for vector in space.vectors(space.counts, effort.most_stages, effort.most_vectors):
             most = space.room(vector, space.counts)
-            for copies in sorted(space.copies(vector, most)) if most else ():
+            for copies in sorted(space.copies(vector, most, effort.parts_of_room)) if most else ():
                 used = tuple(copies * m for m in vector)
                 rest = space.rate([count - u for count, u in zip(space.counts, used, strict=True)])
                 alone.append((space.quick_s(vector, copies), vector, copies))

@@ -31,7 +31,9 @@ class SearchSpace:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.effort = effort_for(len(problem.cluster.devices), forced=problem.forced != Forced())
+        self.effort = effort_for(
+            len(problem.cluster.devices), forced=problem.forced != Forced(), thorough=problem.thorough
+        )
         self.costs = PipelineCosts(problem)
         self.wishes = WishedSets(problem)
         self.classes = equal_devices(problem.cluster, [pin.device for pin in problem.forced.pins])

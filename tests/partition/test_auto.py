@@ -12,7 +12,9 @@ from cost_model.errors import InfeasibleError, InputError
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
+from node_problems import random_sync_problem
 from parallel import on_all_cores
+from partition import auto as auto_module
 from partition.auto import STRATEGIES, auto, candidate_rules, on_one_node
 from partition.baselines.catalogue import BASELINES, WELL_KNOWN
 from partition.estimates.effort import effort_for
@@ -119,6 +121,21 @@ def test_large_clusters_are_not_asked_for_the_rules_of_published_systems(num_dev
 
 
 @pytest.mark.slow
+def test_a_thorough_search_keeps_the_plan_of_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_sync_problem(7)
+    evaluate = evaluator(problem.profile, problem.cluster)
+    short = auto(problem, evaluate)
+    poor = BASELINES["single"](problem)
+    assert evaluate(poor).step_s > evaluate(short).step_s
+    searched = auto_module._searched
+
+    def unlucky(search: PipelineSearch, *others: Any) -> Plan:
+        return poor if search.problem.thorough else searched(search, *others)
+
+    monkeypatch.setattr(auto_module, "_searched", unlucky)
+    assert auto(dataclasses.replace(problem, thorough=True), evaluate) == short
+
+
 def test_planning_twice_gives_the_same_plan() -> None:
     for seed in (0, 3, 7, 11):
         problem = problem_with_sync(seed)

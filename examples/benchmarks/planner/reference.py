@@ -1,12 +1,14 @@
 """How far `auto` is from the best symmetric families that a long enumeration finds, where sync takes long.
 
     python examples/benchmarks/planner/reference.py find FILE [--first 0] [--cases 100] [--seconds 60]
-    python examples/benchmarks/planner/reference.py plan RESULTS [--without] [--proof-seconds S] [--label L]
+    python examples/benchmarks/planner/reference.py plan RESULTS [--without] [--thorough] [--proof-seconds S]
+        [--label L]
     python examples/benchmarks/planner/reference.py compare FILE RESULTS
 
 `find` adds a line of JSON for each case of `measured_cases.mixed_case` that FILE does not have yet: the best
 families after so many CPU seconds. `plan` adds a line to RESULTS for each case that it does not have by this
-label: the step of `auto`; --without: and of `auto` without families; --proof-seconds: and its bound.
+label: the step of `auto`; --without: and of `auto` without families; --thorough: of a thorough search;
+--proof-seconds: and its bound.
 `compare` simulates the families of FILE again, and sums both up.
 """
 
@@ -130,9 +132,9 @@ def families_of(row: dict[str, Any]) -> FamilySet:
     )
 
 
-def planned(index: int, label: str, without: bool, proof_s: float | None) -> dict[str, Any]:
+def planned(index: int, label: str, without: bool, thorough: bool, proof_s: float | None) -> dict[str, Any]:
     """Return the step of `auto`, without: that of `auto` without families, proof_s: its bound."""
-    problem = mixed_case(index)
+    problem = replace(mixed_case(index), thorough=thorough)
     evaluate, search = evaluator(problem.profile, problem.cluster), PipelineSearch(problem)
     begin_s = time.process_time()
     auto_s = evaluate(auto(problem, evaluate, search=search)).step_s
@@ -204,6 +206,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--label", default="auto")
     parser.add_argument("--without", action="store_true", help="plan without families too")
+    parser.add_argument("--thorough", action="store_true", help="search several times as long")
     parser.add_argument("--proof-seconds", type=float, help="bound each case, in so many CPU seconds")
     options = parser.parse_args()
     file, *others = options.files
@@ -217,7 +220,10 @@ def main() -> None:
         known = {row["case"] for row in lines(file) if row["label"] == options.label}
         for index in indices:
             if index not in known:
-                _append(file, planned(index, options.label, options.without, options.proof_seconds))
+                _append(
+                    file,
+                    planned(index, options.label, options.without, options.thorough, options.proof_seconds),
+                )
     else:
         references = [simulated_again(row) for row in lines(file) if row["case"] in indices]
         for results in others:

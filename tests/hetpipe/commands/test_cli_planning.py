@@ -107,6 +107,15 @@ def test_what_is_forced_is_respected(hetpipe: Shell):
     assert "b/0" in hetpipe(f"plan {files} --pin b/0=0-1").out
 
 
+def test_a_thorough_search_is_for_auto_alone_and_no_plan_is_worse(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4 --no-proof"
+    short, thorough = (hetpipe(f"plan {files} {option} --json").json for option in ("", "--thorough"))
+    assert thorough["predicted"]["step_s"] <= short["predicted"]["step_s"]
+    refused = hetpipe(f"plan {files} --thorough --strategy single")
+    assert refused.code == 2
+    assert refused.err == "error: --thorough is for --strategy auto; 'single' searches for nothing\n"
+
+
 def test_what_is_excluded_is_left_out(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
     result = hetpipe(f"plan {files} --exclude a -o new.json")

@@ -11,6 +11,7 @@ from cost_model.cluster import Link, NodeLink
 from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes, random_sync_problem
 from partition.auto import auto
+from partition.estimates.effort import FamilyEffort
 from partition.local_search import family_moves
 from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.family_cuts import FamilyCutter, card_messages_s
@@ -315,6 +316,23 @@ def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.
             {(each.outline.chain, each.outline.copies) for each in families} for families in (one, other)
         ]
         assert len(one) != len(other) or not chains[0] & chains[1]
+
+
+def test_what_is_looked_for_later_begins_with_what_is_known() -> None:
+    problem = random_sync_problem(8)
+    evaluate = evaluator(problem.profile, problem.cluster)
+
+    def found(effort: FamilyEffort) -> dict[object, float]:
+        search = PipelineSearch(problem)
+        search.effort = replace(search.effort, families=effort)
+        sets = best_families(search, lambda plan: evaluate(plan).step_s, math.inf)
+        return {tuple((each.stages, each.microbatch_size) for each in one.timed): one.step_s for one in sets}
+
+    little = FamilyEffort(kept=2, kept_with_rest=0, second=0, smoothed=0, climbed=1)
+    more = FamilyEffort(rounds=2, parts_of_room=(0.5, 0.25))
+    first, then = found(little), found(replace(little, then=(more,)))
+    assert set(first) < set(then)
+    assert min(then.values()) < min(first.values())
 
 
 def test_layers_move_while_the_estimate_gets_shorter() -> None:
