@@ -138,6 +138,7 @@ def problem_of(
     microbatch_size: int | None = None,
     *,
     gradient_dtype: str = FLOAT32,
+    thorough: bool = False,
 ) -> Problem:
     """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one.
 
@@ -157,7 +158,13 @@ def problem_of(
         sizes = tuple(sorted(size for size in common if size <= global_batch_size)) or (1,)
     any_size = microbatch_size is None
     return Problem(
-        profile, cluster, global_batch_size, sizes, gradient_dtype=gradient_dtype, any_size=any_size
+        profile,
+        cluster,
+        global_batch_size,
+        sizes,
+        gradient_dtype=gradient_dtype,
+        any_size=any_size,
+        thorough=thorough,
     )
 
 

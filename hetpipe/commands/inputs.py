@@ -87,10 +87,9 @@ class PlanRequest:
         """
         problem = problem_of(
             profile, self.usable, global_batch_size, self.options.microbatch_size,
-            gradient_dtype=self.options.gradient_dtype or gradient_dtype,
+            gradient_dtype=self.options.gradient_dtype or gradient_dtype, thorough=self.options.thorough,
         )  # fmt: skip
-        problem = _forced_problem(problem, self.strategy, self.options)
-        return dataclasses.replace(problem, thorough=self.options.thorough)
+        return _forced_problem(problem, self.strategy, self.options)
 
 
 def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:

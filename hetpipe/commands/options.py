@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from cost_model.errors import InputError
 from cost_model.expenses import Objective
 from cost_model.known_clusters import cluster_path, known_clusters
 from hetpipe.commands.run_file import RunFileOption
@@ -120,9 +121,23 @@ LossChunksOption = Annotated[
     int | None,
     typer.Option("--loss-chunks", min=1, help="Compute the loss in so many chunks of tokens: less memory."),
 ]
+
+
+def _checked_kinds(kinds: list[str] | None) -> list[str] | None:
+    """Return the kinds; refuse an option, which is taken for one where `--estimate` has none."""
+    for kind in kinds or ():
+        if kind.startswith("-"):
+            raise InputError(f"--estimate {kind} names an option, no kind; give one, as --estimate RTX-4090")
+    return kinds
+
+
 EstimateOption = Annotated[
     list[str] | None,
-    typer.Option("--estimate", help="Add a kind that is not at hand, estimated; several times."),
+    typer.Option(
+        "--estimate",
+        help="Add a kind that is not at hand, estimated; several times.",
+        callback=_checked_kinds,
+    ),
 ]
 VerboseOption = Annotated[
     bool,

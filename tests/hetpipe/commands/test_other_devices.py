@@ -191,6 +191,7 @@ def test_why_there_are_no_costs_is_said_where_some_devices_have_a_price():
         ('--what-if "ad 1 fast to a"', "unknown change 'ad'; did you mean \"add\"?"),
         ('--what-if "add 1 T4 to a"', "the profile has no kind 'T4' (fast, slow); add --estimate T4"),
         ('--what-if "network 1 Tbit/s"', "the profile holds a measured link fast>slow"),
+        ('--estimate --what-if "add 1 T4 to a"', "--estimate --what-if names an option, no kind"),
         ("--estimate T9", "the catalogue has no accelerator 'T9'"),
         ('--estimate T4 --what-if "add T4 to a"', "is in the catalogue to estimate T4 from"),
         ('--pareto --what-if "remove b"', "--pareto and --what-if exclude each other"),
