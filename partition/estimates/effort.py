@@ -61,6 +61,7 @@ class Walks:
 
 
 LONG_WALKS = Walks(walk=Sweeps(tries=400), most_failed=3, least_gain=1e-3)
+LONGEST_WALKS = Walks(walk=Sweeps(tries=1200, most_failed=4), most_failed=6, least_gain=1e-3)
 SHORT_WALKS = Walks(walk=Sweeps(tries=120), most_failed=1, least_gain=2e-2)
 
 
@@ -274,7 +275,9 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
 
 def _thorough(effort: Effort) -> Effort:
     """Return more of an effort: families are looked for as before, and then twice among more of them."""
-    families, simulator = effort.families, effort.simulator
+    families, simulator, search = effort.families, effort.simulator, effort.search
+    if search.walks is not None:
+        search = replace(search, walks=LONGEST_WALKS, walks_near=LONGEST_WALKS)
     families = replace(families, then=(_wider(families, 4), _wider(families, 12)))
     if simulator is not None:
         simulator = replace(
@@ -284,7 +287,7 @@ def _thorough(effort: Effort) -> Effort:
             climb_tries=4 * simulator.climb_tries,
             most_ticks=8 * simulator.most_ticks,
         )
-    return replace(effort, families=families, simulator=simulator)
+    return replace(effort, families=families, simulator=simulator, search=search)
 
 
 def _wider(families: FamilyEffort, times: int) -> FamilyEffort:
