@@ -50,13 +50,7 @@ class Prices:
         self, device: Device, start: int, stop: int, samples: int, *, recompute: bool = False
     ) -> float:
         """Return seconds of the backward, 0 where there is none; with recompute the forward is run again."""
-        if stop <= self.first_trained:
-            return 0.0
-        forward, backward = self._sums(device.kind, samples)
-        seconds = backward[stop] - backward[start]
-        if recompute:
-            seconds += forward[stop] - forward[start]
-        return seconds / device.speed
+        return self.pass_s(device, start, stop, samples, recompute=recompute)[1]
 
     def pass_s(
         self, device: Device, start: int, stop: int, samples: int, *, recompute: bool = False

@@ -157,20 +157,10 @@ class Places:
         """Return a place by its band (of a key), the link behind it, microbatches, and where it may begin."""
         # `_link` keeps the rows, so that no other has their id
         whole = (key, id(link[0]), count, starts)
-        if whole not in self._places:
-            if len(self._places) * PLACE_BYTES > MOST_BYTES:
-                self._places.clear()
-            self._places[whole] = self._make_place(key, band, link, count, starts)
-        return self._places[whole]
-
-    def _make_place(
-        self,
-        key: tuple[int, int, bool],
-        band: Band,
-        link: tuple[Floats, Floats],
-        count: float,
-        starts: tuple[int, int],
-    ) -> "Place":
+        if whole in self._places:
+            return self._places[whole]
+        if len(self._places) * PLACE_BYTES > MOST_BYTES:
+            self._places.clear()
         first_trained, most, wait = self._tables.prices.first_trained, max(1.0, math.ceil(count)), count - 1
         rows = slice(starts[0], starts[1] + 1)
         pass_s = self._shared.once((key, id(link[0])), lambda: band.busy_s + link[0][band.stop])
@@ -179,7 +169,7 @@ class Places:
             (key, count), lambda: max(count, 1.0) * band.busy_s + self._at_end_s(key, band)
         )
         size, width = starts[1] + 1 - starts[0], band.stop.shape[1]
-        return Place(
+        self._places[whole] = Place(
             band,
             most,
             first_trained,
@@ -192,6 +182,7 @@ class Places:
             wait * link[1] if wait > 0 else np.zeros_like(link[1]),
             spare[rows],
         )
+        return self._places[whole]
 
     def _at_end_s(self, key: tuple[int, int, bool], band: Band) -> Floats:
         """Return the seconds of the optimizer step of a band's stages, and what else comes then."""

@@ -1,7 +1,7 @@
 """The best families of a problem: ranked by estimates, decided by the simulator, then changed whole."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -54,8 +54,8 @@ def best_families(
     sure to be so not even cut, and those that are so by the simulator not changed further. simulate: seconds
     of a plan's step.
     """
-    effort, space = search.effort.families, FamilySpace(search)
-    simulated = _Simulated(search, FamilyCutter(search, space), simulate)
+    effort = search.effort.families
+    simulated = _Simulated(search, FamilyCutter(search, FamilySpace(search)), simulate)
     for turn, wider in enumerate((effort, *effort.then)):
         starts = FamilyStarts(search, wider, wider.hopeless * step_s, simulated.cutter)
         if _simulate_starts(simulated, starts, wider, step_s) < wider.hopeless * step_s:
@@ -96,7 +96,7 @@ def _change_best(
     for families in list(islice(simulated.unlike(), effort.smoothed)):
         simulated.step_s(climb.smoothed(families), simulated.worth_s(effort))
     for seed in range(first_seed, first_seed + effort.rounds):
-        begun = simulated.unlike() if seed == first_seed else iter(simulated.ranked())
+        begun: Iterable[FamilySet] = simulated.unlike() if seed == first_seed else simulated.ranked()
         changed = [
             climb.changed(families, goes_on, seed)
             for families in list(islice(begun, effort.climbed))
