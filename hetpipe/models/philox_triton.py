@@ -1,7 +1,6 @@
 """Philox 4x32-10 as one kernel of Triton, which draws and applies: for CUDA and ROCm."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import triton
@@ -16,14 +15,14 @@ BLOCKS = 256
 
 @triton.jit(do_not_specialize=["sample", "call", "key", "last"])  # type: ignore[untyped-decorator]  # triton
 def _apply(
-    x: Any,
-    out: Any,
-    num_elements: Any,
-    sample: Any,
-    call: Any,
-    key: Any,
-    last: Any,
-    scale: Any,
+    x: tl.tensor,
+    out: tl.tensor,
+    num_elements: tl.tensor,
+    sample: tl.tensor,
+    call: tl.tensor,
+    key: tl.tensor,
+    last: tl.tensor,
+    scale: tl.tensor,
     num_blocks: tl.constexpr,
 ) -> None:
     """x, out: [samples, elements], of samples that follow each other from `sample` on."""
@@ -42,7 +41,14 @@ def _apply(
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton
 def _store(
-    x: Any, out: Any, first: Any, at: Any, word: Any, last: Any, num_elements: Any, scale: Any
+    x: tl.tensor,
+    out: tl.tensor,
+    first: tl.tensor,
+    at: tl.tensor,
+    word: tl.tensor,
+    last: tl.tensor,
+    num_elements: tl.tensor,
+    scale: tl.tensor,
 ) -> None:
     inside = at < num_elements
     values = tl.load(x + first + at, mask=inside, other=0.0).to(tl.float32)

@@ -18,6 +18,8 @@ MODULES = (
     "hetpipe.reporting.run_tables",
     "peft",
 )
+STARTS_CUDA = ("peft",)
+"""Modules that start CUDA as they are loaded, where there is a GPU: it would be lost to the forked ranks."""
 
 
 def preload_for_all_tests() -> None:
@@ -26,6 +28,13 @@ def preload_for_all_tests() -> None:
     asked = forkserver.set_forkserver_preload
 
     def set_forkserver_preload(modules_names: Sequence[str]) -> None:
-        asked(list(dict.fromkeys([*there, *modules_names])))
+        starting_cuda = STARTS_CUDA if _has_gpu() else ()
+        asked([name for name in dict.fromkeys([*there, *modules_names]) if name not in starting_cuda])
 
     forkserver.set_forkserver_preload = set_forkserver_preload
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.accelerator.is_available()

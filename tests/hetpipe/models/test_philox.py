@@ -22,6 +22,7 @@ KNOWN = [  # Random123, tests/kat_vectors: counter, key, words
     ),
 ]
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
 SAMPLES = (7, 8, 9, 2**40 + 3, 2**62 + 1)
 KEY = 0x123456789ABCDEF
 
@@ -42,7 +43,7 @@ def by_triton(cases, folder):
     torch.save(cases, folder / "cases.pt")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", INTERPRETED, str(folder / "cases.pt")]
-    subprocess.run(command, check=True, env=environment, cwd=Path(__file__).parents[3])
+    subprocess.run(command, check=True, env=environment, cwd=ROOT)
     return torch.load(folder / "cases.pt", weights_only=True)
 
 
@@ -83,6 +84,38 @@ def test_a_million_elements_are_the_same_by_all_kernels(tmp_path):
             assert torch.equal(found == 0, right == 0)
         else:
             assert torch.equal(found, right)
+
+
+COMPILED = """
+import itertools
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from hetpipe.models.philox_triton import _apply
+whole = dict.fromkeys(("sample", "call", "key", "last"), "i64")
+targets = GPUTarget("cuda", 75, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)
+for target, dtype in itertools.product(targets, ("fp32", "fp16", "bf16")):
+    signature = {"x": "*" + dtype, "out": "*" + dtype, "num_elements": "i32", **whole, "scale": "fp32"}
+    source = ASTSource(_apply, {**signature, "num_blocks": "constexpr"}, {"num_blocks": 256})
+    print(target.arch, dtype, len(compile(source, target=target).kernel) > 0)
+"""
+
+
+@pytest.mark.slow
+def test_the_triton_kernel_compiles_for_gpus_of_both_makers(tmp_path):
+    """The interpreter takes what the compiler refuses, such as an annotation that is no type of Triton."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == [
+        word
+        for arch in ("75", "90", "gfx942")
+        for dtype in ("fp32", "fp16", "bf16")
+        for word in (arch, dtype, "True")
+    ]
 
 
 def test_float64_on_the_cpu_and_what_is_not_contiguous():
