@@ -1,5 +1,6 @@
 """Real runs on GPUs: pytest tests/gpu. All are left out where there is no GPU."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,12 @@ def test_a_forward_in_bfloat16_is_near_that_in_float32(model):
 
 def test_events_time_more_work_as_longer(tmp_path):
     settings = TaskSettings("mine", 1)
-    task = user_tasks.linear_task(RunFolder(tmp_path), settings)
+
+    def batch(first_sample: int, num_samples: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        ones = (torch.ones(num_samples, size) for size in (user_tasks.NUM_FEATURES, user_tasks.NUM_OUTPUTS))
+        return {"x": next(ones)}, next(ones)
+
+    task = dataclasses.replace(user_tasks.linear_task(RunFolder(tmp_path), settings), batch=batch)
     profile = profile_task(task, settings, "gpu", (1, 1 << 20), 0.01, device=torch.device("cuda", 0))
     # a million samples against one: no matter how much a launch costs
     forward = [layer.forward_s for layer in profile.kinds["gpu"].layers]

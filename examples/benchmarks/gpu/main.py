@@ -17,12 +17,14 @@ from torch import Tensor
 
 from cost_model.cluster import CPU, Cluster, Device
 from cost_model.cluster_file import read_cluster
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT32, TF32
 from cost_model.profile import ModelProfile
 from hetpipe.data.task import TrainingTask, prepare_data, registered_task
 from hetpipe.models.block_structure import logits_of
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.keyed_dropout import KeyedDropout
+from hetpipe.models.mixed_precision import lowered_dtype, set_products
 from hetpipe.profiling.profile_cache import processor_name, profile_model
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.runs.run_folder import RunFolder
@@ -61,6 +63,7 @@ def main() -> None:
             options.model,
             cluster,
             options.length,
+            dtype=options.dtype,
             budget_s=options.profile_budget,
             microbatch_sizes=(options.microbatch_size,),
             use_cache=False,
@@ -79,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama-small")
     parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--dtype", choices=(FLOAT32, TF32, BFLOAT16_AUTOCAST), default=FLOAT32)
     parser.add_argument("--microbatch-size", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=40, help="of steps, ours and plain torch's")
@@ -127,7 +131,12 @@ def _runtime_table(cluster: Cluster, profile: ModelProfile, folder: Path, option
     data = ({name: value.to(place) for name, value in inputs.items()}, labels.to(place))
     plan = _plan(cluster.devices[:1], profile.num_layers, options)
     costs = ProgramCosts(lower(plan, profile, cluster), profile, cluster)
-    runners = {"ours": _ours(costs, task, data, place), "plain torch": _plain(task, data, place, options)}
+    set_products(options.dtype, place)
+    lowered = lowered_dtype(options.dtype)
+    runners = {
+        "ours": _ours(costs, task, data, place, lowered),
+        "plain torch": _plain(task, data, place, lowered, options),
+    }
     losses = {name: [runner(step) for step in range(3)] for name, runner in runners.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for pair in range(options.pairs):
@@ -160,10 +169,12 @@ def _synchronize(place: torch.device) -> None:
 Data = tuple[Mapping[str, Tensor], Tensor]
 
 
-def _ours(costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.device) -> Runner:
+def _ours(
+    costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.device, lowered: torch.dtype | None
+) -> Runner:
     program = costs.program
     chain, size = task.chain, program.plan.pipelines[0].microbatch_size
-    model = chain.materialise(range(chain.num_layers), 0, torch.float32, place)
+    model = chain.materialise(range(chain.num_layers), 0, torch.float32, place, lowered)
     parameters = model.owned_parameters()
     weight = 1 / task.num_loss_tokens(program.plan.global_batch_size)
     staging = Staging.of(costs.devices)
@@ -199,8 +210,14 @@ def _ours(costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.devi
     return run
 
 
-def _plain(task: TrainingTask, data: Data, place: torch.device, options: argparse.Namespace) -> Runner:
-    """What one writes without a library: accumulation, clipping, fused AdamW; the same first weights."""
+def _plain(
+    task: TrainingTask,
+    data: Data,
+    place: torch.device,
+    lowered: torch.dtype | None,
+    options: argparse.Namespace,
+) -> Runner:
+    """What one writes without a library: autocast, accumulation, clipping, fused AdamW; the same first weights."""
     start = task.chain.materialise(range(task.chain.num_layers), 0).owned_parameters()
     model = model_spec(options.model).build()
     with torch.no_grad():
@@ -219,8 +236,9 @@ def _plain(task: TrainingTask, data: Data, place: torch.device, options: argpars
         total = torch.zeros((), device=place)
         for start in range(0, len(labels), options.microbatch_size):
             stop = start + options.microbatch_size
-            logits = logits_of(model(**{name: value[start:stop] for name, value in inputs.items()}))
-            loss = task.loss(logits, labels[start:stop]) * weight
+            with torch.autocast(place.type, lowered, enabled=lowered is not None):
+                logits = logits_of(model(**{name: value[start:stop] for name, value in inputs.items()}))
+            loss = task.loss(logits.float(), labels[start:stop]) * weight
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
