@@ -217,7 +217,7 @@ def _plain(
     lowered: torch.dtype | None,
     options: argparse.Namespace,
 ) -> Runner:
-    """What one writes without a library: autocast, accumulation, clipping, fused AdamW; equal first weights."""
+    """What one writes without a library: autocast, accumulation, clipping, fused AdamW; the same weights."""
     start = task.chain.materialise(range(task.chain.num_layers), 0).owned_parameters()
     model = model_spec(options.model).build()
     with torch.no_grad():

@@ -1,7 +1,9 @@
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -244,6 +246,29 @@ def test_sizes_that_do_not_fit_are_left_out(monkeypatch, tmp_path, largest, size
     profile = fitting(monkeypatch, tmp_path, largest, sizes)
     assert profile.kinds[CPU].microbatch_sizes == expected
     assert all(len(layer.forward_s) == len(expected) for layer in profile.kinds[CPU].layers)
+
+
+@pytest.mark.parametrize(("again_s", "largest"), [(0.1, 64), (5.0, 1)])
+def test_kernels_that_load_at_the_first_run_do_not_end_the_search_for_sizes(
+    monkeypatch, tmp_path, again_s, largest
+):
+    """By a clock on which the first run of a size takes 10 s; for a budget in which eight would not fit."""
+    now_s, seen = [0.0], set[int]()
+    count = Bench.count
+
+    def slow(bench: Bench, size: int, cap_bytes: float = float("inf")) -> None:
+        now_s[0] += again_s if size in seen else 10.0
+        seen.add(size)
+        count(bench, size, cap_bytes)
+
+    monkeypatch.setattr(Bench, "count", slow)
+    monkeypatch.setattr("hetpipe.profiling.layer_profiler.TARGET", float("inf"))
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("hetpipe.profiling.layer_profiler.time", clock)
+    settings = TaskSettings("mine", 1)
+    task = user_tasks.linear_task(RunFolder(tmp_path), settings)
+    profile = profile_task(task, settings, CPU, None, 30.0, device=torch.device("cpu"))
+    assert profile.kinds[CPU].microbatch_sizes[-1] == largest
 
 
 def test_a_device_without_room_for_the_smallest_microbatch_is_refused(monkeypatch, tmp_path):
