@@ -134,7 +134,7 @@ def _far_from_columns(contest: Contest, search: PipelineSearch) -> bool:
 def _enter_near_numbers(
     contest: Contest, search: PipelineSearch, ranking: Ranking, found: Sequence[PipelineSet]
 ) -> None:
-    """Enter what searches for as many pipelines as the best plan has, and for one less, find.
+    """Enter what searches for as many pipelines as the best plan has by then, and for one less, find.
 
     Where that plan is far from the relaxed programme, or that knows no set nearly as good: there sums,
     messages or memory decide. All starts of such a search have as many pipelines, of which those that may
@@ -145,11 +145,8 @@ def _enter_near_numbers(
     problem, best = search.problem, contest.best
     if best is None or problem.forced.num_pipelines is not None or not _far_from_columns(contest, search):
         return
-    count = len(best.pipelines)
-    numbers = [count, count - 1]
-    if found and sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names):
-        numbers.append(len(found[0].timed))
-    for number in filter(None, dict.fromkeys(numbers)):
+    shares = sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names)
+    for number in _near_numbers(contest, [len(found[0].timed)] if found and shares else []):
         wished = PipelineSearch(_with_as_many(problem, number))
         begun = _improved_starts(wished)
         plans = by_estimate(search.costs, _plans_of(wished, begun))
@@ -159,18 +156,32 @@ def _enter_near_numbers(
         contest.enter_all(_improved_with_simulator(wished, begun, ranking))
 
 
-def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
-    """Enter what is found with sharded states for as many pipelines as the best plan has, if that has such.
+def _near_numbers(contest: Contest, others: Sequence[int] = ()) -> Iterator[int]:
+    """Give each number of pipelines once: that of the best plan and one less, as it changes, then others."""
+    tried: set[int] = set()
+    while contest.best is not None:
+        count = len(contest.best.pipelines)
+        number = next((each for each in (count, count - 1, *others) if each and each not in tried), None)
+        if number is None:
+            return
+        tried.add(number)
+        yield number
 
-    All starts of a search for a number have it, and of others few: walks among the tight end far apart.
+
+def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
+    """Enter what is found with sharded states for as many pipelines as the best plan has, and for one less.
+
+    All starts of a search for a number have it, and of others few: walks among the tight end far apart. Of
+    a single pipeline no layer has states to share.
     """
-    problem, best = search.problem, contest.best
-    if best is None or best.state_owners is None or problem.forced.num_pipelines is not None:
+    problem = search.problem
+    if problem.forced.num_pipelines is not None or not search.effort.choice.sharded_for_speed:
         return
-    if not search.effort.choice.sharded_for_speed:
-        return
-    wished = PipelineSearch(_with_as_many(problem, len(best.pipelines)))
-    contest.enter(by_estimate(search.costs, _with_smaller_states(wished, contest.step_s, sharded_plans)))
+    for number in _near_numbers(contest):
+        if number > 1:
+            wished = PipelineSearch(_with_as_many(problem, number))
+            plans = _with_smaller_states(wished, contest.step_s, sharded_plans)
+            contest.enter(by_estimate(search.costs, plans))
 
 
 def _from_least(

@@ -267,7 +267,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             published_rules=not large,
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
-            far_from_columns=1.1 if num_devices <= SMALL else math.inf,
+            far_from_columns=1.0 if few else 1.1 if num_devices <= SMALL else math.inf,
         ),
     )
     return _thorough(effort) if thorough else effort
