@@ -10,7 +10,7 @@ from cost_model.dtypes import FLOAT64, common_dtype
 from cost_model.errors import InputError
 from cost_model.vendors import AMD, APPLE, INTEL, NVIDIA, driver_bytes, library_of, vendor_of
 
-CONTEXT, OVER_NVLINK = 787e6, 544e6
+CONTEXT, OVER_NVLINK = 787e6 + 2**26, 544e6
 OVER_PCIE = OVER_NVLINK * 4 / 24  # channels
 
 
