@@ -122,7 +122,7 @@ def driver_bytes(kind: str, counts: Mapping[str, int]) -> float:
     counts: devices of the cluster by kind, this one's too.
 
     >>> driver_bytes("RTX-4090", {"RTX-4090": 1}), driver_bytes("cpu", {"cpu": 2})
-    (667000000.0, 0.0)
+    (854108864.0, 0.0)
     """
     vendor = vendor_of(kind)
     if vendor is None or _by_name(kind) is None:

@@ -74,7 +74,7 @@ def test_a_search_finds_the_same_sets_when_all_clocks_are_late(seed: int):
 
 @pytest.mark.slow
 def test_late_clocks_end_the_proof_and_leave_the_plan():
-    problem = rounded_problem(3)
+    problem = rounded_problem(6)
     evaluate = evaluator(problem.profile, problem.cluster)
     plan = solve(problem, evaluate, proof_s=2.0)
     with late_clocks() as counted:
