@@ -46,7 +46,7 @@ class _Lowered(torch.autograd.Function):
 
 
 def _with_data(weight: nn.Parameter, copy: Tensor) -> Tensor:
-    """Return what `_Lowered` does, by a node of torch's own, which costs the host a tenth of one of Python.
+    """Return what `_Lowered` does, by a node of torch's own, which costs the host less than one of Python.
 
     A view of the weight that holds the copy: where a gradient comes in another dtype than the result of the
     forward had, torch's engine casts it (validate_outputs in torch/csrc/autograd/engine.cpp).

@@ -249,7 +249,8 @@ def _fitting(bench: Bench, wanted: Sequence[int] | None, memory_bytes: float, bu
             break
         if time.monotonic() - begin > most_s:
             begin = time.monotonic()
-            bench.count(size)
+            with suppress(torch.OutOfMemoryError):  # of what just had room: a larger one will tell
+                bench.count(size)
             if time.monotonic() - begin > most_s:
                 break
         size *= 2
