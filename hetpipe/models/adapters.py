@@ -114,10 +114,15 @@ def preload_modules(settings: TaskSettings) -> tuple[str, ...]:
     Raises: InputError if there is no such model.
     """
     modules = preload_base(settings.base_model, settings.model_folder)
-    # NOTE: bitsandbytes, which peft loads, starts CUDA when it is loaded, where it finds a GPU; see
-    # bitsandbytes/cuda_specs.py. It would be lost to the ranks that the server forks.
-    starts_cuda = importlib.util.find_spec("bitsandbytes") is not None and torch.accelerator.is_available()
-    return modules if settings.lora is None or starts_cuda else (*modules, "peft")
+    return modules if settings.lora is None or peft_starts_cuda() else (*modules, "peft")
+
+
+def peft_starts_cuda() -> bool:
+    """Return whether CUDA starts when peft is loaded, which would be lost to the ranks that a server forks.
+
+    Where there is a GPU, bitsandbytes does so, which peft loads; see bitsandbytes/cuda_specs.py.
+    """
+    return importlib.util.find_spec("bitsandbytes") is not None and torch.accelerator.is_available()
 
 
 def with_adapters(spec: ModelSpec, lora: LoraSettings) -> ModelSpec:

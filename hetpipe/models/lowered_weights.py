@@ -33,7 +33,7 @@ def lower_where_used(model: nn.Module, trained: Container[nn.Parameter], lowered
 
 
 class _Lowered(torch.autograd.Function):
-    """A weight in 16 bits, of which there is a copy already."""
+    """A weight in 16 bits, of which there is a copy already: for blocks that torch.compile traces."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: Tensor) -> Tensor:

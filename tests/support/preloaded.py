@@ -18,8 +18,6 @@ MODULES = (
     "hetpipe.reporting.run_tables",
     "peft",
 )
-STARTS_CUDA = ("peft",)
-"""Modules that start CUDA as they are loaded, where there is a GPU: it would be lost to the forked ranks."""
 
 
 def preload_for_all_tests() -> None:
@@ -28,13 +26,9 @@ def preload_for_all_tests() -> None:
     asked = forkserver.set_forkserver_preload
 
     def set_forkserver_preload(modules_names: Sequence[str]) -> None:
-        starting_cuda = STARTS_CUDA if _has_gpu() else ()
-        asked([name for name in dict.fromkeys([*there, *modules_names]) if name not in starting_cuda])
+        from hetpipe.models.adapters import peft_starts_cuda
+
+        left_out = ("peft",) if peft_starts_cuda() else ()
+        asked([name for name in dict.fromkeys([*there, *modules_names]) if name not in left_out])
 
     forkserver.set_forkserver_preload = set_forkserver_preload
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.accelerator.is_available()
