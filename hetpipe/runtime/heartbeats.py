@@ -4,7 +4,9 @@ A thread of each rank looks twice a second where its main thread is, and counts 
 The main thread says whether it is within a step, how many are over, and for whom it waits.
 """
 
+import ctypes
 import faulthandler
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -53,7 +55,7 @@ class Heart:
         table = np.memmap(path, dtype=np.int64, mode="r+").reshape(-1, len(Column))
         self._row = memoryview(table[row])  # as quick as a list, where numpy takes four times as long
         self._row[Column.PEER] = NOBODY
-        self._main = threading.get_ident()
+        self._main, self._place = threading.get_ident(), ThreadPlace()
         threading.Thread(target=self._look, daemon=True, name="hetpipe heart").start()
 
     @contextmanager
@@ -84,24 +86,45 @@ class Heart:
             while True:
                 self._row[Column.BEAT_NS] = time.monotonic_ns()
                 time.sleep(LOOK_S)
-                now = place_of(self._main, file)
+                now = self._place.now(file)
                 self._row[Column.MOVES] += now is None or now != before
                 before = now or ""
 
 
-def place_of(thread: int, file: BinaryIO) -> str | None:
-    """Return where a thread is, the line of each of its functions; None where that cannot be told.
+class ThreadPlace:
+    """Where the thread that makes this is, as another thread sees it: the line of each of its functions.
 
-    file: written anew. NOTE: `sys._current_frames` gives frames that end while they are walked: now and then,
-    in CPython 3.11, what `f_back` gave was no frame, and the process ended by signal 11. `faulthandler`
-    reads them where they are, in one call, during which no thread runs.
+    NOTE: two ways to see that ended ranks by signal 11 in CPython 3.11, now and then. `sys._current_frames`
+    gives frames that end while they are walked. `faulthandler.dump_traceback` walks all threads, among them
+    one that C++ (gloo, which lets go of a tensor) has listed, but not made yet: only 3.12 lists them last.
+    So the interpreter is asked for the one thread of which is known that it lives.
     """
-    file.seek(0)
-    file.truncate()
-    faulthandler.dump_traceback(file, all_threads=True)  # of at most 100 threads
-    file.seek(0)
-    parts = file.read().decode("utf-8", "replace").split("\n\n")
-    return next((part for part in parts if f"hread 0x{thread:016x} " in part.partition("\n")[0]), None)
+
+    def __init__(self) -> None:
+        self._ident = threading.get_ident()
+        current = ctypes.pythonapi.PyThreadState_Get
+        current.restype = ctypes.c_void_p
+        self._state = ctypes.c_void_p(current())
+        self._dump = getattr(ctypes.pythonapi, "_Py_DumpTraceback", None)  # gone from 3.13 on
+        if self._dump is not None:
+            self._dump.restype = None
+
+    def now(self, file: BinaryIO) -> str | None:
+        """Return where it is, as long as it lives; None where that cannot be told. file: written anew."""
+        file.seek(0)
+        file.truncate()
+        if self._dump is not None:
+            self._dump(file.fileno(), self._state)  # during which no thread runs
+            file.seek(0)
+            return file.read().decode("utf-8", "replace")
+        if sys.version_info < (3, 12):
+            return None
+        faulthandler.dump_traceback(file, all_threads=True)  # of at most 100 threads
+        file.seek(0)
+        parts = file.read().decode("utf-8", "replace").split("\n\n")
+        return next(
+            (part for part in parts if f"hread 0x{self._ident:016x} " in part.partition("\n")[0]), None
+        )
 
 
 def begin(path: Path, row: int) -> None:

@@ -44,6 +44,7 @@ _UNGUARDED = (
     "the script starts training whenever it is read, and each rank reads it; put what it does behind "
     "if __name__ == '__main__':"
 )
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _KNOWN = {"InputError": InputError, "InfeasibleError": InfeasibleError}
 
 
@@ -253,8 +254,9 @@ def _vanished(process: BaseProcess, rank: int, group: RankGroup, seen: Watch) ->
     if code == UNGUARDED:
         return _error(rank, _UNGUARDED, noticed_s, silent_s) | {"type": InputError.__name__}
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-    full = code == -signal.SIGKILL and seen.out_of_memory
-    if full:
+    if code is not None and -code in _CRASHES:
+        how += f" ({signal.strsignal(-code)} in compiled code; PYTHONFAULTHANDLER=1 shows where)"
+    if full := code == -signal.SIGKILL and seen.out_of_memory:
         how += " when this host was out of memory"
     return _error(rank, f"rank {rank} ({group.names[rank]}) {how}", noticed_s, silent_s) | {"full": full}
 

@@ -89,7 +89,7 @@ def fail(kind: str, others: str, *, rank: int, emit: Emit) -> None:
             raise ZeroDivisionError("division by zero")
         if kind == "memory":
             raise torch.OutOfMemoryError("small/0: 9 bytes are needed, the device has 8")
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV if kind == "crash" else signal.SIGKILL)
     if others == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
     while others == "busy":

@@ -83,6 +83,15 @@ def test_a_killed_rank_is_reported():
     assert str(caught.value) == "rank 1 (small/0) was killed by signal 9"
 
 
+def test_a_rank_that_crashed_is_reported_with_what_shows_where():
+    with pytest.raises(WorkerLostError) as caught:
+        run_failing("crash")
+    assert str(caught.value) == (
+        "rank 1 (small/0) was killed by signal 11 (Segmentation fault in compiled code; "
+        "PYTHONFAULTHANDLER=1 shows where)"
+    )
+
+
 def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_others(tmp_path, monkeypatch):
     counts = tmp_path / "vmstat"
     counts.write_text("oom_kill 3\n")
