@@ -1,7 +1,8 @@
 """The choice of the collective that sums gradients soonest on an idle network."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.network import Network, idle
@@ -10,8 +11,28 @@ from cost_model.sum_times import all_reduce_s, apart, messages_due, ring_routes
 TIE = 1e-9  # what differs by less is one time
 BUCKET_BYTES = 25 * 2.0**20
 """The least bytes at which the sum of a run of layers is cut into parts: smaller ones are mostly latency."""
+_Found = TypeVar("_Found")
 MOST_PARTS = 16
 """Of a run of layers: what the last one leaves to be waited for hardly shrinks any more."""
+
+
+def ring_and_collective(
+    network: Network, num_bytes: float, names: Sequence[str]
+) -> tuple[list[str], Collective]:
+    """Return devices (names) in the order of `ring_order`, and which collective is cheaper for these."""
+
+    def find() -> tuple[list[str], Collective]:
+        ring = ring_order(network, num_bytes, names)
+        return ring, cheaper_collective(network, num_bytes, ring)
+
+    return _once(network, ("cheaper", num_bytes, *names), find)
+
+
+def _once(network: Network, key: object, find: Callable[[], _Found]) -> _Found:
+    """Return what is found of a network, remembered there by key."""
+    if key not in network.choices:
+        network.choices[key] = find()
+    return cast(_Found, network.choices[key])
 
 
 def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
@@ -57,6 +78,10 @@ def ring_or_tree(network: Network, num_bytes: float, names: Sequence[str]) -> Co
     What the first owner sends and receives bounds the tree from below, and rounds that begin when the one
     before is over bound the ring from above: where these say enough, neither is gone through.
     """
+    return _once(network, ("flat", num_bytes, *names), lambda: _ring_or_tree(network, num_bytes, names))
+
+
+def _ring_or_tree(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
     if network.was_measured(names):
         return Collective.RING
     if network.sums_inside:  # which are no rounds of messages

@@ -65,6 +65,8 @@ class Network:
         self._sums = {node.name: node.all_reduces for node in cluster.nodes if node.all_reduces}
         self.known_s: dict[tuple[tuple[str, ...], float], float | None] = {}  # of measured all-reduces
         self.alone_s: dict[object, float] = {}  # of sums on the idle network
+        self.choices: dict[object, object] = {}  # see `collective_choice`
+        self.occupied: dict[object, frozenset[int]] = {}  # see `sum_times.all_reduce_resources`
         # due and free seconds of norms, the latter by place in the order of resources
         self.norms: dict[object, tuple[tuple[float, ...], tuple[float, ...]]] = {}  # see `sum_times.norm_due`
         self.rings: dict[tuple[str, ...], Sequence[Route]] = {}  # see `sum_times.ring_routes`

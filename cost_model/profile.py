@@ -197,6 +197,7 @@ class ModelProfile:
         if not layers or layers is self.layers:
             return self
         found = copy.copy(self)  # checked already
+        found.__dict__.pop("untied_bytes", None)
         object.__setattr__(found, "layers", layers)
         return found
 
@@ -240,6 +241,18 @@ class ModelProfile:
         return tuple(
             index if layer.tied_to is None else places[layer.tied_to]
             for index, layer in enumerate(self.layers)
+        )
+
+    @cached_property
+    def untied_bytes(self) -> tuple[float, ...]:
+        """The bytes of each layer's trained weights but those that it shares with other layers."""
+        lent = [0.0] * self.num_layers
+        for layer, home in enumerate(self._tied_homes):
+            if home != layer:
+                lent[home] = max(lent[home], self.tied_bytes(layer))
+        return tuple(
+            held.trained_bytes - (lent[layer] + self.tied_bytes(layer))
+            for layer, held in enumerate(self.layers)
         )
 
     @cached_property

@@ -218,8 +218,15 @@ def ring_routes(network: Network, names: Sequence[str]) -> Sequence[Route]:
     return network.rings[key]
 
 
-def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> set[int]:
+def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> frozenset[int]:
     """Return what the messages of an all-reduce between devices (names) occupy."""
+    key = (collective, *names)
+    if key not in network.occupied:
+        network.occupied[key] = _find_resources(network, names, collective)
+    return network.occupied[key]
+
+
+def _find_resources(network: Network, names: Sequence[str], collective: Collective) -> frozenset[int]:
     groups = network.by_node(names)
     if collective is Collective.RING:
         rounds, ring = [], names
@@ -232,7 +239,7 @@ def all_reduce_resources(network: Network, names: Sequence[str], collective: Col
     routes += ring_routes(network, ring) if len(ring) > 1 else []
     for group in groups if network.sums_inside else []:
         routes += ring_routes(network, group) if network.inside_s(0.0, group) is not None else []
-    return {resource for route in routes for resource in route.resources}
+    return frozenset(resource for route in routes for resource in route.resources)
 
 
 def apart(routes: Sequence[Route]) -> bool:

@@ -28,14 +28,20 @@ def cut_buckets(
     profile: ModelProfile,
     network: Network,
     most_bytes: float | None = None,
+    prices: Prices | None = None,
 ) -> list[Bucket]:
     """Return the buckets, cut between layers where the sum of the first parts hides behind the last backward.
 
     A part has at most most_bytes (None: BUCKET_BYTES), as they travel, or more, up to all, where the latency
-    of more parts would cost what they gain, by an estimate; a layer is never cut.
+    of more parts would cost what they gain, by an estimate; a layer is never cut. prices: of the profile, if
+    there are some already.
     """
-    knife = _Knife(plan, profile, network, BUCKET_BYTES if most_bytes is None else most_bytes)
-    found = [replace(bucket, layers=layers) for bucket in buckets for layers in knife.parts(bucket)]
+    most_bytes = BUCKET_BYTES if most_bytes is None else most_bytes
+    knife = _Knife(plan, prices or Prices(profile), network, most_bytes)
+    found: list[Bucket] = []
+    for bucket in buckets:
+        parts = knife.parts(bucket)
+        found += [bucket] if len(parts) == 1 else [replace(bucket, layers=layers) for layers in parts]
     return sorted(found, key=order_of_layers)
 
 
@@ -47,16 +53,17 @@ def order_of_layers(bucket: Bucket) -> tuple[int, bool]:
 class _Knife:
     """Cuts the buckets of one plan; knows what comes of each layer, and when."""
 
-    def __init__(self, plan: Plan, profile: ModelProfile, network: Network, most_bytes: float) -> None:
-        self._plan, self._profile, self._network = plan, profile, network
-        self._most_bytes, self._prices = most_bytes, Prices(profile)
+    def __init__(self, plan: Plan, prices: Prices, network: Network, most_bytes: float) -> None:
+        self._plan, self._profile, self._network = plan, prices.profile, network
+        self._most_bytes, self._prices = most_bytes, prices
 
     def parts(self, bucket: Bucket) -> Parts:
         """Return the parts of a bucket, or all of it."""
         whole = [bucket.layers]
         if bucket.tied or len(bucket.layers) == 1:
             return whole
-        sizes = [self._layer_bytes[layer] for layer in bucket.layers]
+        untied, share = self._profile.untied_bytes, self._plan.gradient_share
+        sizes = [share * untied[layer] for layer in bucket.layers]  # as they travel
         total = sum(sizes)
         if total <= self._most_bytes or not any(left_s := self._left_s(bucket)):
             return whole
@@ -84,21 +91,6 @@ class _Knife:
                 best, best_s = parts, seconds
             cap /= 2
         return best
-
-    @cached_property
-    def _layer_bytes(self) -> list[float]:
-        """The bytes of `Bucket.num_bytes` of each layer, as they travel."""
-        profile = self._profile
-        found = [layer.trained_bytes for layer in profile.layers]
-        lent: dict[int, float] = {}
-        for layer in range(profile.num_layers):
-            home = profile.tied_home(layer)
-            if home != layer:
-                found[layer] -= profile.tied_bytes(layer)
-                lent[home] = max(lent.get(home, 0.0), profile.tied_bytes(layer))
-        for home, num_bytes in lent.items():
-            found[home] -= num_bytes
-        return [self._plan.gradient_share * num_bytes for num_bytes in found]
 
     @cached_property
     def _first_backwards(self) -> dict[int, list[tuple[Stage, int]]]:
@@ -133,9 +125,12 @@ class _Knife:
 
     def _sum_s(self, bucket: Bucket, num_bytes: float) -> float:
         """Return about the seconds of a sum of so many bytes over the owners of a bucket."""
-        names = [self._plan.device_names[rank] for rank in bucket.ranks]
+        names = tuple(self._plan.device_names[rank] for rank in bucket.ranks)
         if bucket.state_owner is None:
-            return sum_estimate_s(self._network, num_bytes, names)[0]
+            known, key = self._network.alone_s, ("estimate", num_bytes, names)
+            if key not in known:
+                known[key] = sum_estimate_s(self._network, num_bytes, names)[0]
+            return known[key]
         root = self._plan.device_names[bucket.state_owner]
         ready_s = dict.fromkeys(names, 0.0)
         return max(reduce_due(idle(), self._network, num_bytes, ready_s, root).values())

@@ -24,17 +24,22 @@ from partition.plan import Plan, Stage
 class ProgramCosts:
     """Prices every instruction of one program; each shape of instruction is priced once.
 
-    network: of the cluster and the profile, where there is one already.
+    network, prices: of the cluster and the profile, where there are some already.
     """
 
     def __init__(
-        self, program: Program, profile: ModelProfile, cluster: Cluster, network: Network | None = None
+        self,
+        program: Program,
+        profile: ModelProfile,
+        cluster: Cluster,
+        network: Network | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.program = program
         self.network = network or Network(cluster, profile.links, profile.all_reduces)
         self.device_names = program.device_names
         self.stages = [pipeline.stages for pipeline in program.plan.pipelines]
-        self._prices = Prices(profile)
+        self._prices = prices or Prices(profile)
         self._profile, self._cluster = profile, cluster
         by_name = {device.name: device for device in cluster.devices}
         self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
@@ -58,7 +63,7 @@ class ProgramCosts:
 
     def of(self, program: Program) -> "ProgramCosts":
         """Return the costs of another program for the same plan."""
-        return ProgramCosts(program, self._profile, self._cluster, self.network)
+        return ProgramCosts(program, self._profile, self._cluster, self.network, self._prices)
 
     def memory_bytes(self, rank: int) -> float:
         """Return what the plan needs on a rank's device."""

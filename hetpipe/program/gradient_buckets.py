@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cost_model.collective_choice import cheaper_collective, ring_or_tree, ring_order
+from cost_model.collective_choice import ring_and_collective, ring_or_tree
 from cost_model.collectives import Collective
+from cost_model.layer_costs import Prices
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from hetpipe.program.bucket_sizes import cut_buckets, order_of_layers
@@ -66,10 +67,12 @@ def with_collectives(
     profile: ModelProfile,
     network: Network,
     most_bytes: float | None = None,
+    prices: Prices | None = None,
 ) -> tuple[Bucket, ...]:
     """Return the buckets, cut, each with the collective that is cheapest for its owners on the idle network.
 
-    The owners of a ring are in its order, in which the library sums, too. most_bytes: see `cut_buckets`.
+    The owners of a ring are in its order, in which the library sums, too. most_bytes and prices: see
+    `cut_buckets`.
     """
     names = plan.device_names
     ranks = {name: rank for rank, name in enumerate(names)}
@@ -85,13 +88,12 @@ def with_collectives(
         return replace(bucket, ranks=alike.ranks, collective=alike.collective, nodes=alike.nodes)
 
     def chosen(bucket: Bucket, num_bytes: float) -> Bucket:
-        ring = ring_order(network, num_bytes, [names[rank] for rank in bucket.ranks])
-        collective = cheaper_collective(network, num_bytes, ring)
+        ring, collective = ring_and_collective(network, num_bytes, [names[rank] for rank in bucket.ranks])
         if collective is Collective.RING:
             return replace(bucket, ranks=tuple(ranks[name] for name in ring))
         return summed_by(bucket, collective, plan, network)
 
-    return tuple(map(summed, cut_buckets(plan, buckets, profile, network, most_bytes)))
+    return tuple(map(summed, cut_buckets(plan, buckets, profile, network, most_bytes, prices)))
 
 
 def not_by_nodes(

@@ -243,14 +243,7 @@ class Bucket:
         share = self.part[1] - self.part[0]
         if self.tied:
             return share * max(profile.tied_bytes(layer) for layer in self.layers[1:])
-        homes = {layer: profile.tied_home(layer) for layer in range(profile.num_layers)}
-        total = 0.0
-        for layer in self.layers:
-            held = profile.layers[layer]
-            lent = [profile.tied_bytes(other) for other, home in homes.items() if home == layer != other]
-            shared = max(lent, default=0.0) + profile.tied_bytes(layer)
-            total += held.trained_bytes - shared
-        return share * total
+        return share * sum(map(profile.untied_bytes.__getitem__, self.layers))
 
 
 @dataclass(frozen=True)  # no slots: ranks are looked up once, programs have thousands

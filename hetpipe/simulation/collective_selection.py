@@ -5,7 +5,7 @@ from dataclasses import replace
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import not_by_nodes
 from hetpipe.program.instructions import Program, Schedule
-from hetpipe.simulation.fast_simulator import MANY, StepTimes, has_clock, step_times
+from hetpipe.simulation.fast_simulator import MANY, StepTimes, both_step_times, has_clock
 from partition.estimates.ranking import instructions
 
 MOST_WEIGHT = 5_000
@@ -25,5 +25,5 @@ def with_best_collectives(costs: ProgramCosts, *, many: int = MANY) -> tuple[Pro
     if plain == program.buckets or instructions(program.plan) > MOST_WEIGHT:
         return program, None
     other = replace(program, buckets=plain)
-    times, other_times = (step_times(each, many=many) for each in (costs, costs.of(other)))
+    times, other_times = both_step_times(costs, costs.of(other), many=many)
     return (other, other_times) if other_times.step_s < times.step_s else (program, times)

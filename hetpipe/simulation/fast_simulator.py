@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cost_model.network import FreeAt, idle
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.simulation.fast_kernel import N, S, SimulationArrays, ranks_as_they_finish
-from hetpipe.simulation.simulation_arrays import simulation_lists
+from hetpipe.simulation.simulation_arrays import SimulationLists, simulation_lists, with_other_collectives
 from partition.plan import Plan
 
 MANY = 300_000
@@ -45,7 +45,19 @@ def step_times(costs: ProgramCosts, *, many: int = MANY) -> StepTimes:
 
     many: computations from which on the compiled loop is taken.
     """
+    return _run(costs, simulation_lists(costs), many)
+
+
+def both_step_times(
+    costs: ProgramCosts, other: ProgramCosts, *, many: int = MANY
+) -> tuple[StepTimes, StepTimes]:
+    """Return `step_times` of two programs that differ in the collectives of their buckets alone."""
     work = simulation_lists(costs)
+    again = with_other_collectives(work, other)
+    return _run(costs, work, many), _run(other, again, many)
+
+
+def _run(costs: ProgramCosts, work: SimulationLists, many: int) -> StepTimes:
     if sum(work.end_place) - sum(work.next_place) < many:
         free_at = idle()
         return _step_times(costs, work, free_at, ranks_as_they_finish(work, free_at))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cost_model.cluster import Cluster
+from cost_model.layer_costs import Prices
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
@@ -127,7 +128,7 @@ def with_bound(prediction: Prediction, profile: ModelProfile, cluster: Cluster) 
 
 def evaluator(profile: ModelProfile, cluster: Cluster) -> Evaluate:
     """Return the function that gives `partition.solver` the figures of candidates, and remembers them."""
-    network = Network(cluster, profile.links, profile.all_reduces)
+    network, prices = Network(cluster, profile.links, profile.all_reduces), Prices(profile)
     known: dict[Plan, Figures] = {}
     simulated = 0  # computations
 
@@ -137,24 +138,25 @@ def evaluator(profile: ModelProfile, cluster: Cluster) -> Evaluate:
         if key not in known:
             simulated += num_computations(plan)
             many = WORTH_IT if simulated > LOADED_AFTER else MANY
-            known[key] = _figures(*_running(plan, profile, cluster, network, many=many), profile, cluster)
+            running = _running(plan, cluster, network, prices, many=many)
+            known[key] = _figures(*running, profile, cluster)
         return known[key]
 
     return evaluate
 
 
 def _running(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, network: Network, *, many: int
+    plan: Plan, cluster: Cluster, network: Network, prices: Prices, *, many: int
 ) -> tuple[Plan, StepTimes]:
     """Return the plan as it runs under the default schedule, and the times of its step."""
+    profile = prices.profile
     with _collector_paused():
         if not has_clock(plan):
             program = lower(plan, profile, cluster)
             return program.plan, _times_of(simulate(ProgramCosts(program, profile, cluster)))
-        buckets = with_collectives(plan, gradient_buckets(plan, profile), profile, network)
-        costs = ProgramCosts(
-            Program(plan, buckets, (), first_trained=profile.first_trained), profile, cluster, network
-        )
+        buckets = with_collectives(plan, gradient_buckets(plan, profile), profile, network, prices=prices)
+        program = Program(plan, buckets, (), first_trained=profile.first_trained)
+        costs = ProgramCosts(program, profile, cluster, network, prices)
         _, times = with_best_collectives(costs, many=many)
         return plan, times or step_times(costs, many=many)
 

@@ -1,6 +1,8 @@
 """The computations and messages of a plan as numbers, for the fast simulator."""
 
 from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate
 
 from cost_model.cluster import Link
@@ -12,6 +14,8 @@ from hetpipe.program.sync_starts import layers_reached
 from hetpipe.simulation.fast_kernel import NONE, SimulationArrays
 
 NO_BACKWARD = 0  # in the place of in_flight
+KEPT_ORDERS = 256
+"""Orders of computations that are kept: the plans of a search have few."""
 SimulationLists = SimulationArrays[list[int], list[float]]
 
 
@@ -37,11 +41,28 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
         work.busy_s.append(0.0)
     _add_tasks(work, costs, places)
     _add_pauses(work, costs, places)
+    work.is_shared.extend(_shared(work, costs))
+    return work
+
+
+def with_other_collectives(work: SimulationLists, costs: ProgramCosts) -> SimulationLists:
+    """Return the numbers, not run yet, for costs that differ in the collectives of their buckets alone."""
+    return work._replace(
+        is_shared=list(_shared(work, costs)),
+        next_pause=work.next_pause[:],
+        next_place=work.next_place[:],
+        clock_s=work.clock_s[:],
+        busy_s=work.busy_s[:],
+        arrived_s=work.arrived_s[:],
+    )
+
+
+def _shared(work: SimulationLists, costs: ProgramCosts) -> Iterator[bool]:
+    """Give for each route whether another route, or a sum of gradients, has a resource of it."""
     users = Counter(work.resources)
     users.update(costs.summed_resources())
     for begin, end in zip(work.resources_begin, work.resources_end, strict=True):
-        work.is_shared.append(any(users[resource] > 1 for resource in work.resources[begin:end]))
-    return work
+        yield any(users[resource] > 1 for resource in work.resources[begin:end])
 
 
 def _add_pauses(work: SimulationLists, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
@@ -65,9 +86,10 @@ def _empty() -> SimulationLists:
     return SimulationArrays(*([] for _ in SimulationArrays._fields))
 
 
-def _one_f_one_b(num_microbatches: int, in_flight: int) -> list[int]:
+@lru_cache(maxsize=KEPT_ORDERS)
+def _one_f_one_b(num_microbatches: int, in_flight: int) -> tuple[int, ...]:
     order = one_f_one_b(range(num_microbatches), in_flight, backward=in_flight != NO_BACKWARD)
-    return [microbatch if op is Pass.FORWARD else ~microbatch for op, microbatch in order]
+    return tuple(microbatch if op is Pass.FORWARD else ~microbatch for op, microbatch in order)
 
 
 def _add_tasks(work: SimulationLists, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
