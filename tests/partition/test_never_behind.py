@@ -1,6 +1,7 @@
 """`auto` against every plan of small problems, and against what it answers itself where wishes are given."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -20,10 +21,14 @@ def behind_every_plan(seed: int) -> float | None:
     return ours_s / least_step_below(problem, ours_s)[0] - 1
 
 
+@cache
+def wish_case_step_s(seed: int) -> float | None:
+    return step_s(wish_case(seed))
+
+
 def behind_itself(seed: int) -> float | None:
     """How far `auto` is behind the best of its answers to wished numbers of pipelines; None: none fits."""
-    problem = wish_case(seed)
-    ours_s, forced_s = step_s(problem), forced_steps(problem).values()
+    ours_s, forced_s = wish_case_step_s(seed), forced_steps(wish_case(seed)).values()
     if ours_s is None:
         assert not forced_s
         return None
@@ -45,7 +50,7 @@ def test_in_hundreds_of_small_problems_no_plan_of_two_pipelines_is_better() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 3, 8, 18, 131])
+@pytest.mark.parametrize("seed", [0, 3, 8, 131])
 def test_no_wish_for_a_number_of_pipelines_finds_a_better_plan(seed: int) -> None:
     assert behind_itself(seed) == 0
 
@@ -53,7 +58,8 @@ def test_no_wish_for_a_number_of_pipelines_finds_a_better_plan(seed: int) -> Non
 @pytest.mark.slow
 def test_no_pin_of_a_chain_in_tight_memory_finds_a_better_plan() -> None:
     problem = wish_case(0)  # 0.7 % behind, since stages had been recomputed in vain
-    ours_s, pinned_s = step_s(problem), step_s(replace(problem, forced=Forced((Pin("n1/0", 0, 3),))))
+    ours_s = wish_case_step_s(0)
+    pinned_s = step_s(replace(problem, forced=Forced((Pin("n1/0", 0, 3),))))
     assert ours_s is not None and pinned_s is not None and ours_s <= pinned_s
 
 
