@@ -46,7 +46,10 @@ def test_every_kind_is_in_the_catalogue_with_that_memory(path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cephalo", pytest.param("heterog", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "name",
+    ["poplar-b", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("cephalo", "heterog"))],
+)
 def test_the_two_commands_of_the_readme_compare_strategies(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
