@@ -14,8 +14,14 @@ from jupyter_client.kernelspec import KernelSpec
 from nbclient import NotebookClient
 
 TIMEOUT_S = 180
-SHORT_PROOFS = "from partition.bounds import best_bound\nbest_bound.PROOF_S = 1.0"
-"""A cell of tests: a bound holds whenever its proof ends."""
+SHORT_SEARCHES = """
+from partition.bounds import best_bound
+from partition.local_search import starts
+from short_searches import little_effort
+best_bound.PROOF_S = 1.0
+starts.effort_for = little_effort
+"""
+"""A cell of tests: a bound holds whenever its proof ends, and what is shown is shown of every plan."""
 
 
 def execute(book: nbformat.NotebookNode, place: Path) -> None:
