@@ -13,13 +13,13 @@ from partition import solver
 def each_plan_once() -> Iterator[None]:
     """Within it `partition.solver` makes a strategy's plan of a problem once, and proves a bound once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solver, "PipelineSearch", _once(solver.PipelineSearch, 1))  # of a problem
-        patch.setattr(solver, "_plan", _once(solver._plan, 2))  # of a strategy for it
-        patch.setattr(solver, "best_bound", _once(solver.best_bound, 1))  # of a search, for so many seconds
+        patch.setattr(solver, "PipelineSearch", once(solver.PipelineSearch, 1))  # of a problem
+        patch.setattr(solver, "_plan", once(solver._plan, 2))  # of a strategy for it
+        patch.setattr(solver, "best_bound", once(solver.best_bound, 1))  # of a search, for so many seconds
         yield
 
 
-def _once(make: Callable[..., Any], count: int) -> Callable[..., Any]:
+def once(make: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Return what makes as it does, and gives the same for the same options and so many first arguments."""
     known: list[tuple[Any, Any]] = []
 

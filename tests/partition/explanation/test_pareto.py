@@ -1,6 +1,7 @@
 """Plans by step, money and energy: the front is not beaten, and limits are kept or said to be impossible."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -12,16 +13,27 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.expenses import Expenses, Objective, expenses
 from hetpipe.simulation.prediction import evaluator
-from partition.auto import auto
+from partition import auto as auto_module
 from partition.explanation.device_sets import DeviceSet, device_sets, on_devices
 from partition.explanation.pareto import Choice, Limits, best_within, pareto
 from partition.problem import Evaluate, Forced, Pin, Problem, problem_of
+from planned_once import once
 from random_problems import closed_form, random_problem, with_ample_memory
 from small_case import equal_stages, small_cluster, small_profile
 
 Values = tuple[float, ...]
 
+auto = once(auto_module.auto, 1)
+"""Whichever test asks, a problem is planned once: each is evaluated in one way."""
+
 SEEDS = (0, 2)  # three and two devices, all sets of which are planned for
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_plan_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("partition.explanation.pareto.auto", auto)
+        yield
 
 
 def with_expenses(problem: Problem, seed: int) -> Problem:
