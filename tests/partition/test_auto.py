@@ -105,13 +105,14 @@ def check_against_baselines(seed: int) -> bool:
 
 @pytest.mark.slow
 def test_auto_is_never_worse_than_a_baseline() -> None:
-    assert sum(check_against_baselines(seed) for seed in range(12)) > 5
+    seeds = (0, 2, 3, *range(5, 12))  # 1 and 4 take more than the others together
+    assert sum(map(check_against_baselines, seeds)) > 5
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_auto_is_never_worse_than_a_baseline_in_hundreds_of_problems() -> None:
-    assert sum(on_all_cores(check_against_baselines, range(100, 300))) > 100
+    assert sum(on_all_cores(check_against_baselines, (1, 4, *range(100, 300)))) > 100
 
 
 @pytest.mark.parametrize(("num_devices", "known"), [(128, BASELINES), (129, WELL_KNOWN)])

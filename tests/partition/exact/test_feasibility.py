@@ -217,14 +217,14 @@ def test_the_search_goes_on_from_the_pipeline_that_fits(seed: int) -> None:
     assert check_auto(seed) == ("plan", True)
 
 
-SOON_PLANNED = (303, 304, 305, 306, 308, 309, 310, 311, 314, 315, 316, 319)
-"""Seeds up to 320 whose problems take a second or two; the others are below, too."""
+SOON_PLANNED = (303, 304, 305, 308, 309, 310, 314, 316, 319)
+"""Seeds up to 320 whose problems take about a second; the others are below, too."""
 
 
 @pytest.mark.slow
 def test_tight_problems_end_in_a_plan_or_in_what_is_missing() -> None:
     found = Counter(map(check_auto, SOON_PLANNED))
-    assert found["plan", True] >= 5 and found["missing", False] >= 7, found
+    assert found["plan", True] >= 4 and found["missing", False] >= 5, found
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def check_forced(seed: int) -> str:
 
 @pytest.mark.slow
 def test_forced_tight_problems_end_in_a_plan_or_in_what_is_missing() -> None:
-    found = Counter(on_all_cores(check_forced, range(60)))
+    found = Counter(on_all_cores(check_forced, range(30)))
     assert min(found["plan"], found["missing"]) > 5, found
 
 
