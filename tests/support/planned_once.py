@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from partition import solver
+from partition.explanation import pareto
 
 
 @contextmanager
 def each_plan_once() -> Iterator[None]:
-    """Within it `partition.solver` makes a strategy's plan of a problem once, and proves a bound once."""
+    """Within it a plan of a problem is made once, a bound proved once, a set of devices planned once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solver, "PipelineSearch", once(solver.PipelineSearch, 1))  # of a problem
         patch.setattr(solver, "_plan", once(solver._plan, 2))  # of a strategy for it
         patch.setattr(solver, "best_bound", once(solver.best_bound, 1))  # of a search, for so many seconds
+        patch.setattr(pareto, "auto", once(pareto.auto, 1))  # on a set of devices
         yield
 
 
