@@ -1,6 +1,7 @@
 """The newcomer's walk: the commands of two pages run, and print what the pages show."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from cost_model.profile import profile_text
 from hetpipe.cli import VERBS
 from places import ROOT
+from planned_once import each_plan_once
 from runs import made_up_profile
 from shell import Shell
+from short_searches import short_searches
 from transcripts import SAID, Entry, differences, entries, newcomers_folder, printed
 
 WALK_PAGE = (ROOT / "docs" / "walk.md").read_text(encoding="utf-8")
@@ -53,6 +56,8 @@ def test_every_command_of_the_page_is_run_or_said_to_be_elsewhere():
 
 
 @pytest.mark.slow
+@short_searches()
+@each_plan_once()
 def test_the_walk_prints_what_the_page_shows(hetpipe: Shell, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("cluster.toml", "plan.json"):
@@ -118,6 +123,8 @@ def test_a_difference_to_the_transcript_is_seen():
 
 @pytest.mark.slow
 def test_every_command_of_the_transcript_prints_what_it_shows(tmp_path: Path):
-    with newcomers_folder(tmp_path, WALK_PAGE):
+    with newcomers_folder(tmp_path, WALK_PAGE), each_plan_once():
         for entry in WALKED:
-            assert differences(entry, printed(entry)) == [], entry.command
+            # what is measured is not compared, and the profile of the notebooks takes its place
+            command = entry.command.replace("--profile-budget 10", "--profile-budget 1")
+            assert differences(entry, printed(replace(entry, command=command))) == [], entry.command

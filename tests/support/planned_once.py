@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from partition import solver
-from partition.explanation import pareto
+from partition.explanation import gains, pareto
 
 
 @contextmanager
@@ -18,6 +18,7 @@ def each_plan_once() -> Iterator[None]:
         patch.setattr(solver, "_plan", once(solver._plan, 2))  # of a strategy for it
         patch.setattr(solver, "best_bound", once(solver.best_bound, 1))  # of a search, for so many seconds
         patch.setattr(pareto, "auto", once(pareto.auto, 1))  # on a set of devices
+        patch.setattr(gains, "auto", once(gains.auto, 1))  # of a problem
         yield
 
 
