@@ -8,10 +8,11 @@ from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.network import Network, idle
 from cost_model.sum_times import all_reduce_s, apart, messages_due, ring_routes
 
+_Found = TypeVar("_Found")
+
 TIE = 1e-9  # what differs by less is one time
 BUCKET_BYTES = 25 * 2.0**20
 """The least bytes at which the sum of a run of layers is cut into parts: smaller ones are mostly latency."""
-_Found = TypeVar("_Found")
 MOST_PARTS = 16
 """Of a run of layers: what the last one leaves to be waited for hardly shrinks any more."""
 

@@ -153,7 +153,8 @@ def _running(
     with _collector_paused():
         if not has_clock(plan):
             program = lower(plan, profile, cluster)
-            return program.plan, _times_of(simulate(ProgramCosts(program, profile, cluster)))
+            costs = ProgramCosts(program, profile, cluster, network, prices)
+            return program.plan, _times_of(simulate(costs))
         buckets = with_collectives(plan, gradient_buckets(plan, profile), profile, network, prices=prices)
         program = Program(plan, buckets, (), first_trained=profile.first_trained)
         costs = ProgramCosts(program, profile, cluster, network, prices)
