@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-import transformers
 from torch import nn
 
 from cost_model.errors import InputError
@@ -291,6 +290,7 @@ def family_of(folder: ModelFolder) -> Family:
 
 @lru_cache
 def _found(module: str, architecture: str) -> Family:
+    import transformers
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     try:
