@@ -57,9 +57,9 @@ class Host:
         """Run a short command on the host and return what it prints."""
         return _run(*self.command(*command))
 
-    def shape(self, rate: str) -> None:
-        """Give the link another rate, each way."""
-        how = ("tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+    def shape(self, rate: str, *, burst: str = "256kb") -> None:
+        """Give the link another rate, each way; burst: what passes at once after a pause."""
+        how = ("tbf", "rate", rate, "burst", burst, "latency", "50ms")
         _run("tc", "-n", str(self.namespace), "qdisc", "change", "dev", "eth0", "root", *how)
         _run("tc", "-n", self.switch, "qdisc", "change", "dev", self.port, "root", *how)
 
