@@ -15,6 +15,7 @@ from hetpipe.reporting.plan_explorer import NO_CONTROLS
 from hetpipe.reporting.tables import WIDTH_IN_A_NOTEBOOK
 from notebook_runs import SHORT_SEARCHES, execute
 from places import ROOT
+from warm_starts import warm_python
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SHORTER: dict[str, str | Callable[[re.Match[str]], str]] = {
@@ -38,7 +39,7 @@ def run_quickly(book: nbformat.NotebookNode, place: Path) -> None:
             cell.source = re.sub(long, short, cell.source)
     first = code_cell(SHORT_SEARCHES)
     book.cells.insert(0, first)
-    execute(book, place)
+    execute(book, place, warm_python())
     book.cells.remove(first)
 
 

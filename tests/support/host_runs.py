@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from hetpipe.runs.run_folder import RunFolder
 from places import ROOT
 from runs import made_up_profile
 from three_hosts import Host, three_hosts
+from warm_starts import warm_python
 
 NODES = ("big", "mid", "small")
 TOKEN = "0123456789abcdef" * 2
@@ -72,11 +72,11 @@ class Runs:
     def start_on(self, index: int, line: str, *, command: str = "run") -> None:
         """Start a line on one host."""
         words = [command, "--node", NODES[index], *line.split()]
-        self._start(index, sys.executable, "-m", "hetpipe", *words)
+        self._start(index, *warm_python(), "-m", "hetpipe", *words)
 
     def start_here(self, line: str) -> None:
         """Start a line on the first host alone."""
-        self._start(0, sys.executable, "-m", "hetpipe", "run", "--node", NODES[0], *line.split())
+        self._start(0, *warm_python(), "-m", "hetpipe", "run", "--node", NODES[0], *line.split())
 
     def start_by_torchrun(self, line: str, processes: Sequence[int] = (2, 1, 1)) -> None:
         """Start a line on all hosts by agents of torchrun, each of which starts so many processes."""
@@ -84,11 +84,11 @@ class Runs:
         for index, count in enumerate(processes):
             agent = ["-m", "torch.distributed.run", "--nnodes", str(len(processes)), "--nproc-per-node"]
             agent += [str(count), "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "test"]
-            words = ["-m", "--", "hetpipe", "run", *line.split()]
+            words = ["--no-python", "--", *warm_python(), "-m", "hetpipe", "run", *line.split()]
             if self.hosts[index].namespace is None:  # all have the same name
                 agent += ["--local-addr", self.hosts[index].address]
                 words += ["--node", NODES[index]]
-            self._start(index, sys.executable, *agent, *words)
+            self._start(index, *warm_python(), *agent, *words)
 
     def _start(self, index: int, *command: str) -> None:
         folder = self.folders[index]

@@ -7,6 +7,7 @@ runs notebooks and stores them with their outputs; better on an idle computer.
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -24,14 +25,14 @@ starts.effort_for = little_effort
 """A cell of tests: a bound holds whenever its proof ends, and what is shown is shown of every plan."""
 
 
-def execute(book: nbformat.NotebookNode, place: Path) -> None:
-    """Run all cells in a folder; raises what a cell raises."""
+def execute(book: nbformat.NotebookNode, place: Path, python: Sequence[str] = (sys.executable,)) -> None:
+    """Run all cells in a folder by such a Python; raises what a cell raises."""
     client = NotebookClient(
         book, timeout=TIMEOUT_S, resources={"metadata": {"path": str(place)}}, record_timing=False
     )
     client.create_kernel_manager()
     client.km._kernel_spec = KernelSpec(
-        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python"
+        argv=[*python, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python"
     )
     client.execute()
 
