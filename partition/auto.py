@@ -147,7 +147,7 @@ def _enter_near_numbers(
         return
     shares = sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names)
     for number in _near_numbers(contest, [len(found[0].timed)] if found and shares else []):
-        wished = PipelineSearch(_with_as_many(problem, number))
+        wished = PipelineSearch(_with_as_many(problem, number), search)
         begun = _improved_starts(wished)
         plans = by_estimate(search.costs, _plans_of(wished, begun))
         contest.enter(plans)

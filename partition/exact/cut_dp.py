@@ -10,6 +10,7 @@ the devices given.
 Complexity: O(places * layers * width) a period, width: the most layers that a device holds; up to 8 periods.
 """
 
+import copy
 import math
 import operator
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from partition.estimates.effort import SEVERAL_ORDERS
 from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 from partition.exact.cut_places import CompiledPlace, Place, Places
+from partition.problem import Problem
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
 LONGER = 1.5
@@ -43,11 +45,17 @@ class CutOptimizer:
         optimizer_s: Floats | None = None,
         like: "CutOptimizer | None" = None,
     ) -> None:
-        self.tables, self.timings = tables, timings
+        self.tables, self.timings, self.problem = tables, timings, tables.problem
         self._class_of = tables.classes.class_indices()
         at_end_s = tables.optimizer_s if optimizer_s is None else optimizer_s
         self._places: Places = Places(tables, timings, at_end_s, None if like is None else like._places)
         self._done: dict[object, TimedPipeline | None] = {}
+
+    def of(self, problem: Problem) -> "CutOptimizer":
+        """Return this for the same problem, of which other numbers are forced; what one finds, both know."""
+        other = copy.copy(self)
+        other.problem = problem
+        return other
 
     def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
         """Return the class of each device."""

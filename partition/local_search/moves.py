@@ -43,7 +43,7 @@ class LocalSearch:
     wishes: WishedSets = field(init=False)
 
     def __post_init__(self) -> None:
-        problem = self.cut_optimizer.tables.problem
+        problem = self.cut_optimizer.problem
         forced, self.wishes = problem.forced, WishedSets(problem)
         self.moves = MOVES if forced.num_pipelines is None else SAME_NUMBER
         if forced.max_devices is not None:
@@ -51,7 +51,7 @@ class LocalSearch:
 
     def improve(self, timed: Sequence[TimedPipeline]) -> tuple[float, list[TimedPipeline]]:
         """Return (evaluated seconds, pipelines), no worse than those given."""
-        problem = self.cut_optimizer.tables.problem
+        problem = self.cut_optimizer.problem
         batch, rng = problem.global_batch_size, random.Random(self.seed)
         best = list(timed)
         clock_s = share_out(best, batch, TOLERANCE)[0]
@@ -79,7 +79,7 @@ class LocalSearch:
         trial = self.change(rng, timed, step_s)
         if trial is None or any(not pipeline.timing.fits for pipeline in trial):
             return math.inf, timed
-        batch = self.cut_optimizer.tables.problem.global_batch_size
+        batch = self.cut_optimizer.problem.global_batch_size
         return share_out(trial, batch, TOLERANCE, within_s=within_s)[0], trial
 
     def change(
@@ -108,7 +108,7 @@ class LocalSearch:
         """Return what replaces a pipeline; a partner that is replaced too is taken from the others."""
         mine, size = list(pipeline.devices), pipeline.microbatch_size
         if move == "size":
-            return [(mine, rng.choice(self.cut_optimizer.tables.problem.microbatch_sizes))]
+            return [(mine, rng.choice(self.cut_optimizer.problem.microbatch_sizes))]
         if move == "order" and len(mine) > 1:
             one, other = rng.sample(range(len(mine)), 2)
             mine[one], mine[other] = mine[other], mine[one]
@@ -142,7 +142,7 @@ class LocalSearch:
     def _spare(self, timed: Sequence[TimedPipeline]) -> list[Device]:
         """Return the devices that no pipeline uses."""
         used = {device.name for pipeline in timed for device in pipeline.devices}
-        devices = self.cut_optimizer.tables.problem.cluster.devices
+        devices = self.cut_optimizer.problem.cluster.devices
         return [device for device in devices if device.name not in used]
 
 
@@ -170,7 +170,7 @@ def fitted(
     busy, classes = cut_optimizer.tables.at(size).busy_s, cut_optimizer.entries(devices)
     period = 1 / sum(1 / max(float(busy[class_index, 0, -1]), 1e-300) for class_index in classes)
     count = max(1, round(step_s / period - len(devices) + 1))
-    most = -(-cut_optimizer.tables.problem.global_batch_size // size)
+    most = -(-cut_optimizer.problem.global_batch_size // size)
     return cut_optimizer.recut(devices, size, size * min(most, _rounded(count)))
 
 

@@ -12,6 +12,7 @@ from partition.estimates.batch_split import share_out
 from partition.estimates.effort import Walks
 from partition.estimates.network_cards import CardLoad
 from partition.estimates.timed_pipeline import TimedPipeline
+from partition.local_search.alike_sets import AlikeSets
 from partition.local_search.moves import EvaluateSet, LocalSearch, PipelineSet
 from partition.local_search.starts import (
     SearchSpace,
@@ -50,16 +51,16 @@ class PipelineSearch(SearchSpace):
     """A search and what it knows so far, for its own later steps and for a bound.
 
     columns: the relaxed programme; best: seconds of the best set, without gradient sync. None before it has
-    searched.
+    searched. like: see `SearchSpace`.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, like: SearchSpace | None = None) -> None:
+        super().__init__(problem, like)
         self.columns: Columns | None = None
         self.best: float | None = None
         limits = self.wishes.limits(self.classes.merged())
         self._pool = PipelinePool(self.timings, self.classes.merged(), problem.global_batch_size, limits)
-        self._cards = CardLoad(self.costs)
+        self._cards, self._alike = CardLoad(self.costs), AlikeSets(self.classes)
 
     def search(self, evaluate: EvaluateSet, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
         """Return the best starts, improved; least step first. Empty where none of them fits.
@@ -112,15 +113,23 @@ class PipelineSearch(SearchSpace):
     def improve_with_simulator(
         self, found: Sequence[PipelineSet], simulate: Callable[[Plan], float]
     ) -> list[PipelineSet]:
-        """Return better sets than those that this search found. simulate: seconds of a plan's step."""
+        """Return better sets than those that this search found. simulate: seconds of a plan's step.
+
+        Of those that are alike one is simulated.
+        """
+        known: dict[object, float] = {}
 
         def simulate_set(timed: Sequence[TimedPipeline], _: float) -> float:
-            plan = self.plan("simulated", timed)
-            return simulate(plan) if plan is not None else math.inf
+            alike, ordered = self._alike.ordered(timed)
+            if alike not in known:
+                plan = self.plan("simulated", ordered)
+                known[alike] = simulate(plan) if plan is not None else math.inf
+            return known[alike]
 
         if self.effort.simulator is None or not found:
             return []
-        return improve_with_simulator(self.cut_optimizer, found, simulate_set, self.effort.simulator)
+        sets = improve_with_simulator(self.cut_optimizer, found, simulate_set, self.effort.simulator)
+        return [replace(entry, timed=self._alike.ordered(entry.timed)[1]) for entry in sets]
 
     def recombined(self, best: PipelineSet, evaluate: EvaluateSet) -> list[PipelineSet]:
         """Return the best set of pipelines that were all looked at before, where it promises more."""

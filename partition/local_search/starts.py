@@ -27,20 +27,26 @@ from partition.problem import Forced, Problem
 
 
 class SearchSpace:
-    """The arrays of a problem and the timings of the pipelines made so far."""
+    """The arrays of a problem and the timings of the pipelines made so far.
 
-    def __init__(self, problem: Problem) -> None:
+    like: a space of the same problem, of which other numbers are forced; arrays, timings and cuts are shared.
+    """
+
+    def __init__(self, problem: Problem, like: "SearchSpace | None" = None) -> None:
         self.problem = problem
         self.effort = effort_for(
             len(problem.cluster.devices), forced=problem.forced != Forced(), thorough=problem.thorough
         )
-        self.costs = PipelineCosts(problem)
         self.wishes = WishedSets(problem)
-        self.classes = equal_devices(problem.cluster, [pin.device for pin in problem.forced.pins])
+        if like is None:
+            classes = equal_devices(problem.cluster, [pin.device for pin in problem.forced.pins])
+            tables = ProblemTables(problem, classes)
+            self.cut_optimizer = CutOptimizer(tables, TimingCache(PipelineCosts(problem)))
+        else:
+            self.cut_optimizer = like.cut_optimizer.of(problem)
+        self.tables, self.timings = self.cut_optimizer.tables, self.cut_optimizer.timings
+        self.classes, self.costs = self.tables.classes, self.timings.costs
         self.limits = self.wishes.limits(self.classes)
-        self.tables = ProblemTables(problem, self.classes)
-        self.timings = TimingCache(self.costs)
-        self.cut_optimizer = CutOptimizer(self.tables, self.timings)
 
     def clock_s(self, timed: Sequence[TimedPipeline]) -> float:
         """Return the seconds in which pipelines do the batch, by their clocks; inf where they cannot.

@@ -26,7 +26,7 @@ def threshold_accepting(
     begins a few random changes away. goes_on: whether there is time for another try.
     """
     rng, changes = random.Random(seed), LocalSearch(cut_optimizer, evaluate, effort.tries)
-    batch = cut_optimizer.tables.problem.global_batch_size
+    batch = cut_optimizer.problem.global_batch_size
     found, now, now_s, failed = [best], list(best.timed), best.step_s, 0
     clock_s, late = share_out(now, batch, TOLERANCE)[0], 0
     for _ in range(effort.sweeps):
@@ -67,7 +67,7 @@ def perturb(
     perturbations: Sequence[int],
 ) -> list[TimedPipeline]:
     """Return the pipelines after a few random changes, with which they can still do the batch."""
-    base, batch = list(timed), changes.cut_optimizer.tables.problem.global_batch_size
+    base, batch = list(timed), changes.cut_optimizer.problem.global_batch_size
     for _ in range(rng.choice(perturbations)):
         changed = changes.change(rng, base, step_s)
         if changed and sum(pipeline.timing.room(batch) for pipeline in changed) >= batch:
@@ -95,7 +95,7 @@ def improve_with_simulator(
     backwards, which no estimate knows. Empty where the estimates hold, unless effort has it done `always`.
     found: at least one, least estimates first.
     """
-    ticks, batch = 0.0, cut_optimizer.tables.problem.global_batch_size
+    ticks, batch = 0.0, cut_optimizer.problem.global_batch_size
 
     def counted(timed: Sequence[TimedPipeline], seconds: float) -> float:
         nonlocal ticks
