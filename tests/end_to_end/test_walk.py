@@ -1,6 +1,7 @@
 """The newcomer's walk: the commands of two pages run, and print what the pages show."""
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from runs import made_up_profile
 from shell import Shell
 from short_searches import short_searches
 from transcripts import SAID, Entry, differences, entries, newcomers_folder, printed
+from warm_starts import warm_python
 
 WALK_PAGE = (ROOT / "docs" / "walk.md").read_text(encoding="utf-8")
 WALKED = entries(WALK_PAGE)
 """What docs/walk.md shows of each command, in its order."""
 PAGE = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
 COMMANDS = [line.removeprefix("    ") for line in PAGE.splitlines() if line.startswith("    hetpipe ")]
-PROFILE = " --profile profile.json"
+PROFILE = " --profile profile.json --sequence-length 16"
 FIRST = "hetpipe run --model bert-tiny --cluster four-unequal --steps 10 --every 5"
 STOPPED = "hetpipe run --model bert-tiny --cluster four-unequal --steps 20 --every 5 --total-steps 40"
 RESUMED = "hetpipe run --model bert-tiny --cluster four-unequal --steps 40 --resume auto"
@@ -62,7 +64,8 @@ def test_the_walk_prints_what_the_page_shows(hetpipe: Shell, tmp_path: Path, mon
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("cluster.toml", "plan.json"):
         (tmp_path / name).unlink()
-    hetpipe.write("profile.json", profile_text(made_up_profile("bert-tiny", kind="emulated", layer_s=3e-4)))
+    profile = made_up_profile("bert-tiny", kind="emulated", layer_s=3e-4)
+    hetpipe.write("profile.json", profile_text(replace(profile, sequence_length=16)))
 
     def walked(command: str, measured_there: str = "") -> str:
         assert command in COMMANDS
@@ -127,4 +130,6 @@ def test_every_command_of_the_transcript_prints_what_it_shows(tmp_path: Path):
         for entry in WALKED:
             # what is measured is not compared, and the profile of the notebooks takes its place
             command = entry.command.replace("--profile-budget 10", "--profile-budget 1")
+            if command.startswith("python "):
+                command = shlex.join(warm_python()) + command.removeprefix("python")
             assert differences(entry, printed(replace(entry, command=command))) == [], entry.command

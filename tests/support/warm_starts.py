@@ -156,6 +156,7 @@ def _forget_server() -> None:
     subclasses = multiprocessing.process.BaseProcess.__subclasses__()
     (main,) = (found for found in subclasses if found.__name__ == "_MainProcess")
     multiprocessing.process._current_process = main()  # type: ignore[attr-defined]
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]
     forkserver._forkserver.__init__()  # type: ignore[attr-defined,misc]
     resource_tracker._resource_tracker.__init__()  # type: ignore[attr-defined,misc]
