@@ -45,11 +45,12 @@ def warm_python() -> list[str]:
 @functools.cache
 def _server() -> str:
     """Start what forks, as a fork of the server for ranks, which has all modules; return its socket."""
-    folder = tempfile.mkdtemp(prefix="hetpipe-test-warm-")
+    folder = tempfile.TemporaryDirectory(prefix="hetpipe-test-warm-")
+    atexit.register(folder.cleanup)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([])
     ready, end = context.Pipe(duplex=False)
-    path = os.path.join(folder, "socket")
+    path = os.path.join(folder.name, "socket")
     with _environment_at_start():  # NOTE: a pool of threads of OpenMP there would be lost to what it forks
         start_deaf_forkserver()
     context.Process(target=_serve, args=(path, end), daemon=True).start()
