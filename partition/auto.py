@@ -179,7 +179,7 @@ def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
         return
     for number in _near_numbers(contest):
         if number > 1:
-            wished = PipelineSearch(_with_as_many(problem, number))
+            wished = PipelineSearch(_with_as_many(problem, number), search)
             plans = _with_smaller_states(wished, contest.step_s, sharded_plans)
             contest.enter(by_estimate(search.costs, plans))
 

@@ -1,7 +1,6 @@
 """compare --strategy and --measure: what is compared, run in turn, and whether the losses agree."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from partition.plan import Figures
 from partition.solver import Outcome
 from runs import made_up_profile
 from shell import Shell
-from short_searches import short_searches
 from small_case import small_plan
+
+pytestmark = pytest.mark.usefixtures("searched_shortly")
 
 THREE = """
 reserve = "0 B"
@@ -34,13 +34,6 @@ devices = [{ kind = "cpu", memory = "2 GiB" }, { kind = "cpu", speed = 0.5, memo
 name = "b"
 devices = [{ kind = "cpu", speed = 0.25, memory = "2 GiB" }]
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_searches() -> Iterator[None]:
-    """What is said of plans is looked at, not how good they are."""
-    with short_searches():
-        yield
 
 
 def report(strategy: str, steps: tuple[float, ...], peak_bytes: float | None = 60.0) -> RunReport:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,11 @@ import pytest
 from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, MIXED
 from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
-from short_searches import short_searches
 from small_case import CLUSTER_TOML, small_profile
 
+pytestmark = pytest.mark.usefixtures("searched_shortly")
+
 GPUS = {"RTX-3090": "bfloat16", "T4": "float16", "GTX-1080-Ti": "float32"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_searches() -> Iterator[None]:
-    """What is said of plans is looked at, not how good they are."""
-    with short_searches():
-        yield
 
 
 @pytest.fixture

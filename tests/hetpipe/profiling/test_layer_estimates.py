@@ -1,7 +1,6 @@
 """Profiles of which nothing is measured: their bytes are those that a measurement counts."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,8 @@ from hetpipe.profiling.layer_profiler import profile_task
 from hetpipe.runs.lora import parse_lora
 from hetpipe.runs.settings import Settings, TaskSettings
 from shell import Shell
-from short_searches import short_searches
+
+pytestmark = pytest.mark.usefixtures("searched_shortly")
 
 KINDS = ("RTX-4090", "RTX-3090")
 TWO_CARDS = """
@@ -32,13 +32,6 @@ name = "box"
 devices = [{{ kind = "RTX-4090", memory = "{0}" }}, {{ kind = "RTX-3090", memory = "{1}" }}]
 interconnect = {{ bandwidth = "12 GB/s", latency = "10 us" }}
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_searches() -> Iterator[None]:
-    """What is said of plans is looked at, not how good they are."""
-    with short_searches():
-        yield
 
 
 def settings_of(

@@ -101,9 +101,8 @@ def test_equal_devices_and_nodes_may_change_places_and_no_others() -> None:
         assert key_of(alike, exchanged(search, timed, swap(("a/0", "a/1"), ("c/0", "c/1")))) == key
         nodes = exchanged(search, timed, swap(("a/0", "b/0"), ("a/1", "b/1")))
         assert key_of(alike, nodes) == key
-        differ += key_of(between, nodes) != key_of(
-            between, timed
-        )  # one of these has a slower way to the third
+        # of these two nodes one has a slower way to the third
+        differ += key_of(between, nodes) != key_of(between, timed)
         unlike += key_of(alike, exchanged(search, timed, swap(("a/0", "c/0"), ("a/1", "c/1")))) != key
     assert differ > 30 and unlike > 50
 
