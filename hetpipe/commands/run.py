@@ -50,11 +50,13 @@ from hetpipe.commands.training import (
     run_start,
     train_shown,
 )
+from hetpipe.models.rank_modules import modules_ahead
 from hetpipe.program.verification import verify
 from hetpipe.reporting.run_tables import run_report_tables
 from hetpipe.reporting.tables import estimate_sentences, show
 from hetpipe.runs.settings import Settings, TaskSettings, check_lengths
 from hetpipe.runtime.processes import under_torchrun
+from hetpipe.runtime.rank_server import server_ahead
 from hetpipe.simulation.prediction import Prediction, predict
 from partition.plan import Plan
 from partition.plan_file import read_plan
@@ -102,6 +104,8 @@ def run_command(
         entry = named_model(model, options)
         is_new = options.profile_file is None and training.resume is None
         given.check(plan, entry, request.usable, is_new=is_new)
+        if not dry_run and not under_torchrun():
+            ends.enter_context(server_ahead(modules_ahead(entry, request.usable.devices)))
         place = None if dry_run else place_of(by.options(hosts, request.usable), request.usable)
         length = given.sequence_length
 

@@ -8,7 +8,8 @@ whose weights do not depend on the plan (`initialization`, `pretrained_weights`)
 (`keyed_dropout`); `placement` gives them their device and dtype, `frozen_weights` leaves frozen ones theirs,
 and `weight_bytes` counts them. `adapters` are put beside a frozen base, and go in and out of an
 `adapter_folder`. `split_check` proves that split equals whole, and with `packed_inputs` that samples of one
-row have nothing of each other.
+row have nothing of each other. `rank_modules` tells what ranks of a model load, of which `dropout_ahead` and
+`peft_ahead` are for a server that forks them.
 
 Others use:
     chain: ChainModel
@@ -17,6 +18,7 @@ Others use:
     adapters: task_spec, with_adapters, preload_modules, is_adapter, merged_weights
     adapter_folder: AdapterFolder, write_adapter_folder
     names: Task, ModelEntry, model_entry
+    rank_modules: modules_ahead, RANKS
     huggingface_folder: described, TOKENIZER_FILE
     pretrained_weights: FolderWeights
     loss: Loss, loss_sum

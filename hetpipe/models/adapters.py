@@ -130,7 +130,7 @@ def with_adapters(spec: ModelSpec, lora: LoraSettings) -> ModelSpec:
 
     Raises: InputError if it has no such layers, or peft is not installed.
     """
-    _peft()
+    loaded_peft()
     _check_targets(spec, lora)
     return replace(
         spec,
@@ -148,7 +148,8 @@ def peft_config_of(spec: ModelSpec) -> Any:
     return cast(Any, model).peft_config[ADAPTER]
 
 
-def _peft() -> ModuleType:
+def loaded_peft() -> ModuleType:
+    """Return peft; InputError where it is not installed."""
     # bitsandbytes, which peft loads, says on CPUs that a faster kernel is not installed
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
@@ -160,12 +161,12 @@ def _peft() -> ModuleType:
 def _build(build: Callable[[], nn.Module], lora: LoraSettings) -> nn.Module:
     model = build()
     alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
-    config = _peft().LoraConfig(
+    config = loaded_peft().LoraConfig(
         r=lora.r, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
     )
     with refused_on_error(f"adapters {lora.text}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft sees by itself that GPT-2's layers lie transposed, and says so
-        _peft().inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+        loaded_peft().inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     return model
 
 

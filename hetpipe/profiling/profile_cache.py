@@ -17,6 +17,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
+from hetpipe.models.rank_modules import RANKS, modules_ahead
 from hetpipe.profiling.doubtful_profiles import doubtful_kinds, more_precise
 from hetpipe.profiling.merging import left_out, merge
 from hetpipe.runs.cache import profiles_folder
@@ -26,6 +27,7 @@ from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runs.warned import warn_caller
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
+from hetpipe.runtime.rank_server import server_ahead
 from hetpipe.runtime.scratch import scratch_folder
 
 MICROBATCH_SIZES = (1, 2, 4)
@@ -163,18 +165,20 @@ def profile_model(
         check_compilers(measured.values())
     check_here(measured.values(), MEASURE_ELSEWHERE)
     profiles = []
-    for index, kind in enumerate(kinds):
+    ahead = RANKS if task is not None else modules_ahead(known, measured.values())
+    with server_ahead(ahead):
+        for index, kind in enumerate(kinds):
 
-        def report(done: float, what: str, index: int = index) -> None:
-            if progress is not None:
-                progress((index + done) / len(kinds), what)
+            def report(done: float, what: str, index: int = index) -> None:
+                if progress is not None:
+                    progress((index + done) / len(kinds), what)
 
-        limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
-        of_kind = dataclasses.replace(settings, dtype=dtypes[kind]), measured[kind], counts[kind], limits
-        profile = _measure(*of_kind, report, task)
-        if doubtful_kinds(profile) and budget_s >= LEAST_REPEATED_S:
-            profile = more_precise(profile, _measure(*of_kind, _again(report), task))
-        profiles.append(profile)
+            limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
+            of_kind = dataclasses.replace(settings, dtype=dtypes[kind]), measured[kind], counts[kind], limits
+            profile = _measure(*of_kind, report, task)
+            if doubtful_kinds(profile) and budget_s >= LEAST_REPEATED_S:
+                profile = more_precise(profile, _measure(*of_kind, _again(report), task))
+            profiles.append(profile)
     merged = _with_links(merge(profiles), cluster)
     whole = microbatch_sizes is None or not left_out(merged, microbatch_sizes)
     if keeps and whole and not doubtful_kinds(merged):

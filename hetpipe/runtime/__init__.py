@@ -1,7 +1,7 @@
 """The execution of a program on real or emulated devices, which measures its trace.
 
-`processes` starts a rank per device with its `rank_threads`, `stopping` hears signals, `scratch` is for what
-is gone then;
+`processes` starts a rank per device with its `rank_threads`, as forks of a `rank_server` (which, ahead of
+them, `ends_with_parent`), `stopping` hears signals, `scratch` is for what is gone then;
 `rank_setup` gives a rank its layers and an `Executor`, which runs the instruction list and leaves each
 resource to its owner: `stage_runner` the computations, `transport` the messages, `gradient_sync` the sums
 (`inner_sums`: those that begin inside a backward), `layer_sync` those of a step that goes layer by layer,
@@ -12,6 +12,7 @@ which parameters, and parts of them, are whose.
 
 Others use:
     processes: run_ranks, RankGroup, Emit, WorkerLostError, under_torchrun
+    rank_server: server_ahead
     stopping: Stopping, signals_heard
     scratch: scratch_folder
     rank_setup: RankLayers, executor_of, boundaries_of, slices, pace_of, torch_device

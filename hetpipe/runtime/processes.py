@@ -1,14 +1,13 @@
 """The launcher: a process per rank on this host, whose reports it relays, and ends all when one fails."""
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -19,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.runtime import heartbeats
 from hetpipe.runtime.gpus import before_cuda
+from hetpipe.runtime.rank_server import die_with_parent, environment_at_start, rank_context
 from hetpipe.runtime.rank_watch import Watch
 from hetpipe.runtime.scratch import scratch_folder
-from hetpipe.runtime.stopping import leave_signals_to_launcher, start_deaf_forkserver
+from hetpipe.runtime.stopping import leave_signals_to_launcher
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -116,13 +116,11 @@ def run_ranks(
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(UNGUARDED)
-    context = _context((main.__module__, *group.preload))
-    with scratch_folder("store") as folder, _environment_at_start():
+    context = rank_context((main.__module__, *group.preload))
+    with scratch_folder("store") as folder, environment_at_start():
         processes: list[BaseProcess] = []
         connections: list[Connection] = []
         try:
-            if context.get_start_method() == "forkserver":
-                start_deaf_forkserver()
             beats = folder / "beats"
             seen = Watch(
                 beats, group.here, lambda rank: _is_stopped(processes[group.here.index(rank)]),
@@ -156,31 +154,6 @@ def run_ranks(
             _end(processes)
             for connection in connections:
                 connection.close()
-
-
-def _context(preload: Sequence[str]) -> Any:
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([name for name in preload if name != "__main__"])
-    return context
-
-
-@contextlib.contextmanager
-def _environment_at_start() -> Iterator[None]:
-    """Set what the server that forks the ranks starts with, where the user has not set it.
-
-    No parallel region there: the ranks set their own number of threads. And a module that asks for GPUs when
-    it is loaded does not start CUDA, which would be lost to the ranks.
-    """
-    added = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    added = {name: value for name, value in added.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 def _watch(
@@ -316,7 +289,7 @@ def _rank_main(
         connection.send(event)
         return bool(connection.recv())
 
-    _die_with_parent()
+    die_with_parent()
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     leave_signals_to_launcher()
     heartbeats.begin(*beats)
@@ -341,12 +314,6 @@ def _rank_main(
             connection.send(event)
         sys.stdout.flush()
         os._exit(1)  # not through destructors that wait for lost peers
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel (Linux) to end this process when the server that forked it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
 def _die_with_launcher() -> None:

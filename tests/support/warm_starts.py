@@ -27,7 +27,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hetpipe.runtime.processes import _die_with_parent, _environment_at_start
+from hetpipe.runtime.rank_server import die_with_parent, environment_at_start
 from hetpipe.runtime.stopping import start_deaf_forkserver
 
 CLIENT = Path(__file__).with_name("warm_client.py")
@@ -51,7 +51,7 @@ def _server() -> str:
     context.set_forkserver_preload([])
     ready, end = context.Pipe(duplex=False)
     path = os.path.join(folder.name, "socket")
-    with _environment_at_start():  # NOTE: a pool of threads of OpenMP there would be lost to what it forks
+    with environment_at_start():  # NOTE: a pool of threads of OpenMP there would be lost to what it forks
         start_deaf_forkserver()
     context.Process(target=_serve, args=(path, end), daemon=True).start()
     end.close()
@@ -106,7 +106,7 @@ def _fork(client: socket.socket) -> int:
         request = json.loads(lines.readline())
     pid = os.fork()
     if pid == 0:
-        _die_with_parent()
+        die_with_parent()
         try:
             _take_place(request, descriptors)
         except BaseException:

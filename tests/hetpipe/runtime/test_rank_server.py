@@ -1,0 +1,142 @@
+"""The server that forks ranks, started ahead: it loads what they need meanwhile, and is never left over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import transformers
+
+from cost_model.cluster import CPU, Device
+from hetpipe.models.adapters import preload_modules
+from hetpipe.models.huggingface_folder import ALSO_TESTED, ARCHITECTURES, CLASSIFIERS_TESTED
+from hetpipe.models.names import MODEL_ENTRIES, model_entry
+from hetpipe.models.rank_modules import modules_ahead
+from hetpipe.runs.settings import Settings, TaskSettings
+from small_case import small_cluster
+
+USED = """
+import sys
+from multiprocessing import forkserver
+from hetpipe.runtime.processes import RankGroup, run_ranks
+from hetpipe.runtime.rank_server import server_ahead
+import told_mains
+
+if __name__ == "__main__":
+    with server_ahead(["html.parser", "no_such_module"]):
+        first = forkserver._forkserver._forkserver_pid
+        events = []
+        run_ranks(told_mains.told_modules, (), RankGroup(("a", "b"), (1, 1)), events.append)
+    assert forkserver._forkserver._forkserver_pid == first
+    print(sorted("html.parser" in event["modules"] for event in events))
+"""
+RANK_MAINS = """
+import sys
+
+def told_modules(*, rank, emit):
+    emit({"event": "modules", "modules": sorted(sys.modules)})
+"""
+UNUSED = """
+import os
+from multiprocessing import forkserver
+from hetpipe.runtime.processes import RankGroup, run_ranks
+from hetpipe.runtime.rank_server import server_ahead
+import told_mains
+
+if __name__ == "__main__":
+    try:
+        with server_ahead(["slow_module"]):
+            first = forkserver._forkserver._forkserver_pid
+            raise ValueError
+    except ValueError:
+        print(first, os.path.exists(f"/proc/{first}"), flush=True)
+    events = []
+    run_ranks(told_mains.told_modules, (), RankGroup(("a",), (1,)), events.append)
+    print(len(events))
+"""
+KILLED = """
+import time
+from multiprocessing import forkserver
+from hetpipe.runtime.rank_server import server_ahead
+with server_ahead(["slow_module"]):
+    print(forkserver._forkserver._forkserver_pid, flush=True)
+    time.sleep(60)
+"""
+SLOW = """
+import pathlib, sys, time
+pathlib.Path(__file__).with_name("begun").touch()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a folder with the modules that the scripts import."""
+    (tmp_path / "told_mains.py").write_text(RANK_MAINS)
+    (tmp_path / "slow_module.py").write_text(SLOW)
+    return tmp_path
+
+
+def _started(place: Path, script: str) -> "subprocess.Popen[str]":
+    (place / "main.py").write_text(script)
+    path = os.pathsep.join([str(place), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "main.py"], cwd=place, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+def test_ranks_have_what_was_loaded_ahead(place):
+    with _started(place, USED) as process:
+        assert process.communicate(timeout=60)[0] == "[True, True]\n"
+
+
+def test_a_server_without_ranks_is_ended_at_once_and_another_one_starts(place):
+    begun_s = time.monotonic()
+    with _started(place, UNUSED) as process:
+        said = process.communicate(timeout=300)[0].splitlines()
+    assert said[0].endswith(" False") and said[1] == "1"
+    assert time.monotonic() - begun_s < 300  # it would have slept for longer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_a_server_that_loads_ends_with_the_one_that_started_it(place):
+    with _started(place, KILLED) as process:
+        assert process.stdout is not None
+        server = Path(f"/proc/{process.stdout.readline().strip()}")
+        deadline = time.monotonic() + 60
+        while not (place / "begun").exists():
+            assert server.exists() and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    while server.exists() and "Z" not in server.joinpath("stat").read_text().rpartition(")")[2].split()[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("entry", MODEL_ENTRIES, ids=lambda entry: entry.name)
+def test_the_modules_of_a_model_of_the_table_are_told_without_loading_any(entry):
+    found = modules_ahead(entry, small_cluster().devices)
+    assert set(preload_modules(TaskSettings(entry.name, 64, "float32", run=Settings(steps=1)))) <= set(found)
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *ALSO_TESTED, *CLASSIFIERS_TESTED])
+def test_the_modules_of_a_folder_are_told_by_its_configuration(architecture, tmp_path):
+    """All that the tests train; of others a rank loads by itself what is elsewhere."""
+    config = getattr(transformers, architecture).config_class()
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    entry = model_entry(str(tmp_path))
+    settings = TaskSettings(entry.name, 64, "float32", run=Settings(steps=1, model_folder=entry.place))
+    assert set(preload_modules(settings)) <= set(modules_ahead(entry, small_cluster().devices))
+
+
+def test_ranks_on_gpus_load_no_machine_code_for_cpus():
+    kinds = ([CPU], [CPU, "RTX-4090"], ["RTX-4090"])
+    told = [
+        modules_ahead(model_entry("gpt2"), [Device("a/0", "a", kind, 1e9) for kind in each]) for each in kinds
+    ]
+    assert ["hetpipe.models.dropout_ahead" in modules for modules in told] == [True, True, False]
