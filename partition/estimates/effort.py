@@ -202,6 +202,9 @@ class FamilyEffort:
     """Times that the best are changed, with other random changes each time."""
     parts_of_room: tuple[float, ...] = ()
     """Numbers of copies that are looked at, too: shares of the most there is room for."""
+    far: float = 0.0
+    """Times the relaxed step: nothing is looked for where as good a step is known. So the network decides how
+    long a search takes: where it costs next to nothing, a plan is as good as that soon."""
     then: tuple["FamilyEffort", ...] = ()
     """Of all that again, one after the other, from what is known by then."""
 
@@ -246,6 +249,8 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     few, large = num_devices <= FEW, num_devices > LARGE
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
     families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
+    if num_devices > SMALL:
+        families = replace(families, then=(replace(_more_starts(families, 4), rounds=4, far=1.05),))
     simulator = SimulatorEffort(
         always=few or forced,
         walk=Sweeps(tries=400, sweeps=40, most_failed=12 if few else 2, most_late=math.inf),
@@ -290,8 +295,8 @@ def _thorough(effort: Effort) -> Effort:
     return replace(effort, families=families, simulator=simulator, search=search)
 
 
-def _wider(families: FamilyEffort, times: int) -> FamilyEffort:
-    """Return an effort that cuts so many times the vectors, and changes more starts more often."""
+def _more_starts(families: FamilyEffort, times: int) -> FamilyEffort:
+    """Return an effort that cuts so many times the vectors, and more pairs, and simulates more of them."""
     return replace(
         families,
         kept=times * families.kept,
@@ -303,6 +308,14 @@ def _wider(families: FamilyEffort, times: int) -> FamilyEffort:
         always_simulated=4 * families.always_simulated,
         most_starts_in_vain=4 * families.most_starts_in_vain,
         most_start_ticks=8 * families.most_start_ticks,
+        then=(),
+    )
+
+
+def _wider(families: FamilyEffort, times: int) -> FamilyEffort:
+    """Return an effort with more starts, other numbers of copies too, and more changes of more of them."""
+    return replace(
+        _more_starts(families, times),
         smoothed=3 * families.smoothed,
         climbed=2 * families.climbed,
         climb_tries=4 * families.climb_tries,

@@ -56,7 +56,10 @@ def best_families(
     """
     effort = search.effort.families
     simulated = _Simulated(search, FamilyCutter(search, FamilySpace(search)), simulate)
+    relaxed_s = search.columns.step_s if search.columns is not None else 0.0
     for turn, wider in enumerate((effort, *effort.then)):
+        if min(step_s, simulated.least_s) <= wider.far * relaxed_s:
+            continue
         starts = FamilyStarts(search, wider, wider.hopeless * step_s, simulated.cutter)
         if _simulate_starts(simulated, starts, wider, step_s) < wider.hopeless * step_s:
             _change_best(simulated, starts, wider, turn)

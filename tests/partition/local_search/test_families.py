@@ -11,7 +11,7 @@ from cost_model.cluster import Link, NodeLink
 from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes, random_sync_problem
 from partition.auto import auto
-from partition.estimates.effort import FamilyEffort
+from partition.estimates.effort import FamilyEffort, effort_for
 from partition.local_search import family_moves
 from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.family_cuts import FamilyCutter, card_messages_s
@@ -318,21 +318,42 @@ def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.
         assert len(one) != len(other) or not chains[0] & chains[1]
 
 
-def test_what_is_looked_for_later_begins_with_what_is_known() -> None:
-    problem = random_sync_problem(8)
+def found_with(search: PipelineSearch, effort: FamilyEffort) -> dict[object, float]:
+    problem = search.problem
     evaluate = evaluator(problem.profile, problem.cluster)
+    search.effort = replace(search.effort, families=effort)
+    sets = best_families(search, lambda plan: evaluate(plan).step_s, math.inf)
+    return {tuple((each.stages, each.microbatch_size) for each in one.timed): one.step_s for one in sets}
 
-    def found(effort: FamilyEffort) -> dict[object, float]:
-        search = PipelineSearch(problem)
-        search.effort = replace(search.effort, families=effort)
-        sets = best_families(search, lambda plan: evaluate(plan).step_s, math.inf)
-        return {tuple((each.stages, each.microbatch_size) for each in one.timed): one.step_s for one in sets}
 
-    little = FamilyEffort(kept=2, kept_with_rest=0, second=0, smoothed=0, climbed=1)
-    more = FamilyEffort(rounds=2, parts_of_room=(0.5, 0.25))
-    first, then = found(little), found(replace(little, then=(more,)))
+LITTLE = FamilyEffort(kept=2, kept_with_rest=0, second=0, smoothed=0, climbed=1)
+MORE = FamilyEffort(rounds=2, parts_of_room=(0.5, 0.25))
+
+
+def test_what_is_looked_for_later_begins_with_what_is_known() -> None:
+    search = PipelineSearch(random_sync_problem(8))
+    first, then = found_with(search, LITTLE), found_with(search, replace(LITTLE, then=(MORE,)))
     assert set(first) < set(then)
     assert min(then.values()) < min(first.values())
+
+
+def test_more_is_looked_for_only_where_the_best_step_is_far_above_the_relaxed_one() -> None:
+    search = PipelineSearch(random_sync_problem(8))
+    search.search(lambda _, seconds: seconds)
+    first = found_with(search, LITTLE)
+    assert search.columns is not None
+    above = min(first.values()) / search.columns.step_s
+    assert above > 1
+    near, far = (
+        found_with(search, replace(LITTLE, then=(replace(MORE, far=ratio * above),)))
+        for ratio in (1.001, 0.999)
+    )
+    assert set(near) == set(first) < set(far)
+
+
+def test_more_is_looked_for_on_medium_clusters_alone() -> None:
+    counts = (8, 16, 17, 128, 129)
+    assert [len(effort_for(count).families.then) for count in counts] == [0, 0, 1, 1, 0]
 
 
 def test_layers_move_while_the_estimate_gets_shorter() -> None:
