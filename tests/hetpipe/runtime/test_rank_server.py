@@ -1,5 +1,6 @@
 """The server that forks ranks, started ahead: it loads what they need meanwhile, and is never left over."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,12 +12,13 @@ import pytest
 import transformers
 
 from cost_model.cluster import CPU, Device
+from cost_model.profile import profile_text
 from hetpipe.models.adapters import preload_modules
 from hetpipe.models.huggingface_folder import ALSO_TESTED, ARCHITECTURES, CLASSIFIERS_TESTED
 from hetpipe.models.names import MODEL_ENTRIES, model_entry
 from hetpipe.models.rank_modules import modules_ahead
 from hetpipe.runs.settings import Settings, TaskSettings
-from small_case import small_cluster
+from small_case import CLUSTER_TOML, small_cluster, small_profile
 
 USED = """
 import sys
@@ -80,8 +82,9 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _started(place: Path, script: str) -> "subprocess.Popen[str]":
-    (place / "main.py").write_text(script)
+def _started(place: Path, script: str | None = None) -> "subprocess.Popen[str]":
+    if script is not None:
+        (place / "main.py").write_text(script)
     path = os.pathsep.join([str(place), *sys.path])
     return subprocess.Popen(
         [sys.executable, "main.py"], cwd=place, stdout=subprocess.PIPE, text=True,
@@ -115,6 +118,29 @@ def test_a_server_that_loads_ends_with_the_one_that_started_it(place):
     while server.exists() and "Z" not in server.joinpath("stat").read_text().rpartition(")")[2].split()[0]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_run_that_is_refused_leaves_no_server(place):
+    (place / "cluster.toml").write_text(CLUSTER_TOML)
+    (place / "profile.json").write_text(profile_text(small_profile()))
+    words = ["run", "--model", "bert-tiny", "--cluster", "cluster.toml", "--profile", "profile.json"]
+    (place / "main.py").write_text(f"""
+from multiprocessing import forkserver
+from hetpipe import cli
+
+as_usual, servers = forkserver.ForkServer._stop, []
+
+def stopped(self):
+    servers.append(self._forkserver_pid)
+    as_usual(self)
+
+forkserver.ForkServer._stop = stopped
+print(cli.main({words}), servers)
+""")
+    with _started(place) as process:
+        code, _, servers = process.communicate(timeout=60)[0].partition(" ")
+    assert code == "2" and len(json.loads(servers)) == 1
+    assert not Path(f"/proc/{json.loads(servers)[0]}").exists()
 
 
 @pytest.mark.parametrize("entry", MODEL_ENTRIES, ids=lambda entry: entry.name)
