@@ -205,22 +205,31 @@ class FamilyEffort:
     far: float = 0.0
     """Times the relaxed step: nothing is looked for where as good a step is known. So the network decides how
     long a search takes: where it costs next to nothing, a plan is as good as that soon."""
+    where_near: "FamilyEffort | None" = None
+    """In place of all that where the step that is known before is within `FAR` of the relaxed one."""
     then: tuple["FamilyEffort", ...] = ()
     """Of all that again, one after the other, from what is known by then."""
 
 
-LARGE_FAMILIES = FamilyEffort(
-    kept=14,
-    kept_with_rest=6,
-    second=6,
-    second_options=6,
-    pairs=8,
-    filled=2,
-    always_simulated=4,
-    most_start_ticks=250_000,
-    smoothed=2,
-    climbed=1,
-    most_climb_ticks=400_000,
+FAR = 1.05
+"""Times the relaxed step, which knows neither sums nor queues: from there on the network decides."""
+
+
+def _fewer_pairs(families: FamilyEffort) -> FamilyEffort:
+    """Return an effort that looks at fewer families side by side, which gain little near the relaxed step."""
+    return replace(families, second=6, second_options=6, pairs=8, filled=2)
+
+
+LARGE_FAMILIES = _fewer_pairs(
+    FamilyEffort(
+        kept=14,
+        kept_with_rest=6,
+        always_simulated=4,
+        most_start_ticks=250_000,
+        smoothed=2,
+        climbed=1,
+        most_climb_ticks=400_000,
+    )
 )
 
 
@@ -249,8 +258,13 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     few, large = num_devices <= FEW, num_devices > LARGE
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
     families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
+    if num_devices >= SMALL:
+        near_families = _fewer_pairs(families)
+        if num_devices <= 2 * SMALL:
+            near_families = replace(near_families, smoothed=4, climbed=3)
+        families = replace(families, where_near=near_families)
     if num_devices > SMALL:
-        families = replace(families, then=(replace(_more_starts(families, 4), rounds=4, far=1.05),))
+        families = replace(families, then=(replace(_more_starts(families, 4), rounds=4, far=FAR),))
     simulator = SimulatorEffort(
         always=few or forced,
         walk=Sweeps(tries=400, sweeps=40, most_failed=12 if few else 2, most_late=math.inf),
@@ -283,7 +297,7 @@ def _thorough(effort: Effort) -> Effort:
     families, simulator, search = effort.families, effort.simulator, effort.search
     if search.walks is not None:
         search = replace(search, walks=LONGEST_WALKS, walks_near=LONGEST_WALKS)
-    families = replace(families, then=(_wider(families, 4), _wider(families, 12)))
+    families = replace(families, where_near=None, then=(_wider(families, 4), _wider(families, 12)))
     if simulator is not None:
         simulator = replace(
             simulator,
@@ -308,6 +322,7 @@ def _more_starts(families: FamilyEffort, times: int) -> FamilyEffort:
         always_simulated=4 * families.always_simulated,
         most_starts_in_vain=4 * families.most_starts_in_vain,
         most_start_ticks=8 * families.most_start_ticks,
+        where_near=None,
         then=(),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from partition.estimates.batch_split import share_out
-from partition.estimates.effort import FamilyEffort
+from partition.estimates.effort import FAR, FamilyEffort
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 from partition.local_search.families import FamilySet, FamilySpace
 from partition.local_search.family_cuts import FamilyCutter
@@ -51,13 +51,15 @@ def best_families(
     """Return sets of families by the simulator, best first.
 
     step_s: of the best plan that is known; families far above it by their estimates are not simulated, those
-    sure to be so not even cut, and those that are so by the simulator not changed further. simulate: seconds
+    sure to be so not even cut, and those that are so by the simulator not changed further. Less is looked
+    for where it is near the relaxed step, more where the best families are far from that. simulate: seconds
     of a plan's step.
     """
     effort = search.effort.families
     simulated = _Simulated(search, FamilyCutter(search, FamilySpace(search)), simulate)
     relaxed_s = search.columns.step_s if search.columns is not None else 0.0
-    for turn, wider in enumerate((effort, *effort.then)):
+    first = effort.where_near if effort.where_near is not None and step_s <= FAR * relaxed_s else effort
+    for turn, wider in enumerate((first, *effort.then)):
         if min(step_s, simulated.least_s) <= wider.far * relaxed_s:
             continue
         starts = FamilyStarts(search, wider, wider.hopeless * step_s, simulated.cutter)

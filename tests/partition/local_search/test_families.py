@@ -11,7 +11,7 @@ from cost_model.cluster import Link, NodeLink
 from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes, random_sync_problem
 from partition.auto import auto
-from partition.estimates.effort import FamilyEffort, effort_for
+from partition.estimates.effort import FAR, FamilyEffort, effort_for
 from partition.local_search import family_moves
 from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.family_cuts import FamilyCutter, card_messages_s
@@ -318,11 +318,13 @@ def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.
         assert len(one) != len(other) or not chains[0] & chains[1]
 
 
-def found_with(search: PipelineSearch, effort: FamilyEffort) -> dict[object, float]:
+def found_with(
+    search: PipelineSearch, effort: FamilyEffort, known_s: float = math.inf
+) -> dict[object, float]:
     problem = search.problem
     evaluate = evaluator(problem.profile, problem.cluster)
     search.effort = replace(search.effort, families=effort)
-    sets = best_families(search, lambda plan: evaluate(plan).step_s, math.inf)
+    sets = best_families(search, lambda plan: evaluate(plan).step_s, known_s)
     return {tuple((each.stages, each.microbatch_size) for each in one.timed): one.step_s for one in sets}
 
 
@@ -351,9 +353,26 @@ def test_more_is_looked_for_only_where_the_best_step_is_far_above_the_relaxed_on
     assert set(near) == set(first) < set(far)
 
 
-def test_more_is_looked_for_on_medium_clusters_alone() -> None:
-    counts = (8, 16, 17, 128, 129)
-    assert [len(effort_for(count).families.then) for count in counts] == [0, 0, 1, 1, 0]
+def test_less_is_looked_for_where_the_step_that_is_known_is_near_the_relaxed_one() -> None:
+    search = PipelineSearch(random_sync_problem(8))
+    search.search(lambda _, seconds: seconds)
+    relaxed, known_s = search.columns, min(found_with(search, LITTLE).values())
+    assert relaxed is not None
+
+    def found(ratio: float, effort: FamilyEffort) -> set[object]:
+        search.columns = replace(relaxed, step_s=known_s / ratio)
+        return set(found_with(search, effort, known_s))
+
+    both = replace(MORE, where_near=LITTLE)
+    little, more = found(1.0, LITTLE), found(1.0, MORE)
+    assert little != more
+    assert (found(0.99 * FAR, both), found(1.01 * FAR, both)) == (little, more)
+
+
+def test_how_much_is_looked_for_goes_by_the_number_of_devices() -> None:
+    efforts = [effort_for(count).families for count in (15, 16, 17, 128, 129)]
+    assert [len(effort.then) for effort in efforts] == [0, 0, 1, 1, 0]
+    assert [effort.where_near is not None for effort in efforts] == [False, True, True, True, False]
 
 
 def test_layers_move_while_the_estimate_gets_shorter() -> None:
