@@ -15,10 +15,10 @@ Others use:
     chain: ChainModel
     partial_model: LayerModel
     huggingface: ModelSpec, model_spec, folder_spec
-    adapters: task_spec, with_adapters, preload_modules, is_adapter, merged_weights
+    adapters: task_spec, with_adapters, is_adapter, merged_weights
     adapter_folder: AdapterFolder, write_adapter_folder
     names: Task, ModelEntry, model_entry
-    rank_modules: modules_ahead, RANKS
+    rank_modules: modules_ahead, modules_of, RANKS
     huggingface_folder: described, TOKENIZER_FILE
     pretrained_weights: FolderWeights
     loss: Loss, loss_sum

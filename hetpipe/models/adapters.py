@@ -19,7 +19,6 @@ from cost_model.errors import InputError
 from cost_model.strict_files import did_you_mean
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.huggingface import ModelSpec, model_spec
-from hetpipe.models.huggingface import preload_modules as preload_base
 from hetpipe.models.packed_inputs import packed
 from hetpipe.models.quantized_weights import Packing, bitsandbytes, dense
 from hetpipe.runs.lora import ALL_LINEAR, LoraSettings
@@ -106,15 +105,6 @@ def check_trainable(name: str, quantization: Quantization | None) -> None:
             f"{name}: weights in {quantization.bits} bits cannot be trained, only adapters beside them; give "
             "--lora or --adapter"
         )
-
-
-def preload_modules(settings: TaskSettings) -> tuple[str, ...]:
-    """Return the modules that building the model of a run imports, for a server that forks ranks.
-
-    Raises: InputError if there is no such model.
-    """
-    modules = preload_base(settings.base_model, settings.model_folder)
-    return modules if settings.lora is None or peft_starts_cuda() else (*modules, "peft")
 
 
 def peft_starts_cuda() -> bool:

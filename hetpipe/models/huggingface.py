@@ -260,16 +260,6 @@ def attention_sentence(name: str, folder: str | Path | None, sequence_length: in
     )
 
 
-def preload_modules(name: str, folder: str | Path | None = None) -> tuple[str, ...]:
-    """Return the modules that building the model imports, for a server that forks ranks.
-
-    Raises: InputError if there is no such model.
-    """
-    known = model_entry(name if folder is None else str(folder))
-    family, _ = _family_and_sizes(name, known.folder)
-    return (family.modeling,)
-
-
 def _family_and_sizes(name: str, folder: ModelFolder | None) -> tuple[Family, Mapping[str, object]]:
     if folder is not None:
         return family_of(folder), folder.config

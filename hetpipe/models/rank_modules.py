@@ -1,10 +1,11 @@
 """Which modules ranks of a model load, told without loading any: for a server that forks ranks later on."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from cost_model.cluster import Device
-from hetpipe.models.huggingface_folder import ARCHITECTURES
-from hetpipe.models.names import ModelEntry
+from hetpipe.models.names import ModelEntry, model_entry
+from hetpipe.runs.settings import TaskSettings
 
 RANKS = ("hetpipe.training.rank", "hetpipe.profiling.layer_profiler")
 """Where what ranks run is."""
@@ -27,9 +28,16 @@ def modules_ahead(entry: ModelEntry, devices: Iterable[Device]) -> tuple[str, ..
     return (*RANKS, *modules)
 
 
+def modules_of(settings: TaskSettings, devices: Iterable[Device]) -> tuple[str, ...]:
+    """Return the names of modules that ranks of these devices load for the model of a run.
+
+    Raises: InputError if there is no such model.
+    """
+    entry = model_entry(str(settings.model_folder or settings.base_model))
+    return modules_ahead(replace(entry, lora=settings.lora), devices)
+
+
 def _family(entry: ModelEntry) -> str:
     if entry.folder is None:
         return next((family for family in OF_TABLE if entry.name.startswith(family)), "")
-    if entry.folder.architecture in ARCHITECTURES:
-        return ARCHITECTURES[entry.folder.architecture][0]
-    return str(entry.folder.config.get("model_type", "")).replace("-", "_")
+    return entry.folder.family

@@ -17,7 +17,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
-from hetpipe.models.rank_modules import RANKS, modules_ahead
+from hetpipe.models.rank_modules import RANKS, modules_of
 from hetpipe.profiling.doubtful_profiles import doubtful_kinds, more_precise
 from hetpipe.profiling.merging import left_out, merge
 from hetpipe.runs.cache import profiles_folder
@@ -165,7 +165,7 @@ def profile_model(
         check_compilers(measured.values())
     check_here(measured.values(), MEASURE_ELSEWHERE)
     profiles = []
-    ahead = RANKS if task is not None else modules_ahead(known, measured.values())
+    ahead = RANKS if task is not None else modules_of(settings, measured.values())
     with server_ahead(ahead):
         for index, kind in enumerate(kinds):
 
@@ -217,7 +217,7 @@ def _measure(
     """Measure the kind of a device; limits: microbatch sizes, memory_bytes and budget_s of `profile_rank`."""
     from hetpipe.data.task import prepare_data, registered_task
     from hetpipe.data.user_task import UserTask
-    from hetpipe.models.adapters import preload_modules, task_spec
+    from hetpipe.models.adapters import task_spec
     from hetpipe.models.kept_proofs import require_split
     from hetpipe.profiling.layer_profiler import profile_rank
     from hetpipe.runtime.processes import RankGroup, run_ranks
@@ -241,7 +241,7 @@ def _measure(
         progress(0.0, f"starting on {device.kind}")
         if isinstance(task, UserTask):
             task.write_weights(folder)
-        preload = preload_modules(settings) if task is None else ()
+        preload = modules_of(settings, [device]) if task is None else ()
         group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)
         arguments = (str(place), settings, device, *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)

@@ -19,7 +19,8 @@ from hetpipe.data.kinds import data_sha256, read_data
 from hetpipe.data.listened import listening
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
-from hetpipe.models.adapters import preload_modules, task_spec
+from hetpipe.models.adapters import task_spec
+from hetpipe.models.rank_modules import modules_of
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
@@ -354,7 +355,7 @@ def rank_group(
     Raises: InputError for GPUs beside emulated devices.
     """
     try:
-        preload = preload_modules(settings)
+        preload = modules_of(settings, devices)
     except InputError:
         preload = ()
     return RankGroup(

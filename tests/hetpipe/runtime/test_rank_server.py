@@ -9,14 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from cost_model.cluster import CPU, Device
 from cost_model.profile import profile_text
-from hetpipe.models.adapters import preload_modules
+from hetpipe.models.huggingface import model_spec
 from hetpipe.models.huggingface_folder import ALSO_TESTED, ARCHITECTURES, CLASSIFIERS_TESTED
 from hetpipe.models.names import MODEL_ENTRIES, model_entry
-from hetpipe.models.rank_modules import modules_ahead
+from hetpipe.models.rank_modules import modules_ahead, modules_of
+from hetpipe.runs.lora import parse_lora
 from hetpipe.runs.settings import Settings, TaskSettings
 from small_case import CLUSTER_TOML, small_cluster, small_profile
 
@@ -144,20 +146,30 @@ print(cli.main({words}), servers)
 
 
 @pytest.mark.parametrize("entry", MODEL_ENTRIES, ids=lambda entry: entry.name)
-def test_the_modules_of_a_model_of_the_table_are_told_without_loading_any(entry):
-    found = modules_ahead(entry, small_cluster().devices)
-    assert set(preload_modules(TaskSettings(entry.name, 64, "float32", run=Settings(steps=1)))) <= set(found)
+def test_the_module_of_a_model_of_the_table_is_told_without_loading_it(entry):
+    with torch.device("meta"):
+        model = model_spec(entry.name).build_as_saved()
+    assert type(model).__module__ in modules_ahead(entry, small_cluster().devices)
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *ALSO_TESTED, *CLASSIFIERS_TESTED])
-def test_the_modules_of_a_folder_are_told_by_its_configuration(architecture, tmp_path):
+def test_the_module_of_a_folder_is_told_by_its_configuration(architecture, tmp_path):
     """All that the tests train; of others a rank loads by itself what is elsewhere."""
     config = getattr(transformers, architecture).config_class()
     config.architectures = [architecture]
     config.save_pretrained(tmp_path)
-    entry = model_entry(str(tmp_path))
-    settings = TaskSettings(entry.name, 64, "float32", run=Settings(steps=1, model_folder=entry.place))
-    assert set(preload_modules(settings)) <= set(modules_ahead(entry, small_cluster().devices))
+    entry, devices = model_entry(str(tmp_path)), small_cluster().devices
+    assert getattr(transformers, architecture).__module__ in modules_ahead(entry, devices)
+
+
+def test_the_modules_of_settings_are_those_of_their_model():
+    lora, devices = parse_lora("r=8,targets=c_attn"), small_cluster().devices
+    entry = model_entry("gpt2-tiny").with_adapters(lora)
+    settings = TaskSettings(entry.name, 64, "float32", run=Settings(steps=1, **entry.in_settings))
+    assert modules_of(settings, devices) == modules_ahead(entry, devices)
+    assert "hetpipe.models.peft_ahead" in modules_of(settings, devices)
+    bare = TaskSettings("gpt2-tiny", 64, "float32", run=Settings(steps=1))
+    assert "hetpipe.models.peft_ahead" not in modules_of(bare, devices)
 
 
 def test_ranks_on_gpus_load_no_machine_code_for_cpus():
