@@ -15,7 +15,7 @@ WORDS = ["run", "--cluster", "four-unequal", "--steps", "3", "--no-save", "--qui
 
 def seconds(checkout: Path, model: str, folder: Path) -> float:
     """Return the seconds of a whole `hetpipe run` of the code of a checkout, by the clock on the wall."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "HETPIPE_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(folder / "cache")}
     begun_s = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "hetpipe", *WORDS, model], cwd=folder, env=environment, check=True,
