@@ -165,20 +165,18 @@ def profile_model(
         check_compilers(measured.values())
     check_here(measured.values(), MEASURE_ELSEWHERE)
     profiles = []
-    ahead = RANKS if task is not None else modules_of(settings, measured.values())
-    with server_ahead(ahead):
-        for index, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
 
-            def report(done: float, what: str, index: int = index) -> None:
-                if progress is not None:
-                    progress((index + done) / len(kinds), what)
+        def report(done: float, what: str, index: int = index) -> None:
+            if progress is not None:
+                progress((index + done) / len(kinds), what)
 
-            limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
-            of_kind = dataclasses.replace(settings, dtype=dtypes[kind]), measured[kind], counts[kind], limits
-            profile = _measure(*of_kind, report, task)
-            if doubtful_kinds(profile) and budget_s >= LEAST_REPEATED_S:
-                profile = more_precise(profile, _measure(*of_kind, _again(report), task))
-            profiles.append(profile)
+        limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
+        of_kind = dataclasses.replace(settings, dtype=dtypes[kind]), measured[kind], counts[kind], limits
+        profile = _measure(*of_kind, report, task)
+        if doubtful_kinds(profile) and budget_s >= LEAST_REPEATED_S:
+            profile = more_precise(profile, _measure(*of_kind, _again(report), task))
+        profiles.append(profile)
     merged = _with_links(merge(profiles), cluster)
     whole = microbatch_sizes is None or not left_out(merged, microbatch_sizes)
     if keeps and whole and not doubtful_kinds(merged):
@@ -231,7 +229,8 @@ def _measure(
         elif event["event"] == "profile":
             found.append(profile_from_data(json.loads(json.dumps(event["profile"])), "measurement"))
 
-    with scratch_folder("profile") as place:
+    ahead = RANKS if task is not None else modules_of(settings, [device])
+    with scratch_folder("profile") as place, server_ahead(ahead):
         folder = RunFolder(place)
         if task is None:
             progress(0.0, "loading the model and checking its split")
@@ -241,8 +240,7 @@ def _measure(
         progress(0.0, f"starting on {device.kind}")
         if isinstance(task, UserTask):
             task.write_weights(folder)
-        preload = modules_of(settings, [device]) if task is None else ()
-        group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)
+        group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=ahead)
         arguments = (str(place), settings, device, *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)
     return found[0]

@@ -322,8 +322,6 @@ def _more_starts(families: FamilyEffort, times: int) -> FamilyEffort:
         always_simulated=4 * families.always_simulated,
         most_starts_in_vain=4 * families.most_starts_in_vain,
         most_start_ticks=8 * families.most_start_ticks,
-        where_near=None,
-        then=(),
     )
 
 

@@ -4,31 +4,28 @@ The server lives as long as the process that runs tests, and loads what the firs
 tests that need more, such as a model of transformers or peft, would load it by themselves, each in seconds.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from multiprocessing import forkserver
 
+from hetpipe.models.rank_modules import RANKS
+
 MODULES = (
     "pytest",  # the main module of the process that runs tests, which each rank imports anew
-    "hetpipe.training.rank",
-    "hetpipe.profiling.layer_profiler",
+    *RANKS,
     *(f"transformers.models.{family}.modeling_{family}" for family in ("bert", "gpt2", "llama")),
-    "warm_ranks",  # numba, too
+    "hetpipe.models.dropout_ahead",
+    "warm_ranks",
     "hetpipe.reporting.pages.page_text",
     "hetpipe.reporting.run_tables",
-    "peft",
+    "hetpipe.models.peft_ahead",
 )
 
 
 def preload_for_all_tests() -> None:
     """Let whoever names modules for the server name these, too; it is started by the first that needs it."""
-    there = [name for name in MODULES if importlib.util.find_spec(name.partition(".")[0]) is not None]
     asked = forkserver.set_forkserver_preload
 
     def set_forkserver_preload(modules_names: Sequence[str]) -> None:
-        from hetpipe.models.adapters import peft_starts_cuda
-
-        left_out = ("peft",) if peft_starts_cuda() else ()
-        asked([name for name in dict.fromkeys([*there, *modules_names]) if name not in left_out])
+        asked(list(dict.fromkeys([*MODULES, *modules_names])))
 
     forkserver.set_forkserver_preload = set_forkserver_preload
