@@ -141,6 +141,23 @@ class ChoiceEffort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyWalk:
+    """Walks among families by their estimates, of which the best are simulated."""
+
+    threshold: float
+    """Relative: a change may be longer by so much at first, by nothing in the end."""
+    tries: int
+    """Changes at random of each walk."""
+    starts: int = 4
+    more_moves: bool = False
+    """Whether with other numbers of families, too."""
+    simulated: int = 16
+    """Unlike ones of all that were seen, least estimates first."""
+    settled: int = 4
+    """Of these, best first: those of which all that are one change away are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyEffort:
     """Families of pipelines that are all alike, where sync or queues of messages take much of a step."""
 
@@ -202,6 +219,8 @@ class FamilyEffort:
     """Times that the best are changed, with other random changes each time."""
     parts_of_room: tuple[float, ...] = ()
     """Numbers of copies that are looked at, too: shares of the most there is room for."""
+    walks: tuple[FamilyWalk, ...] = ()
+    """One after the other, once the best are changed."""
     far: float = 0.0
     """Times the relaxed step: nothing is looked for where as good a step is known. So the network decides how
     long a search takes: where it costs next to nothing, a plan is as good as that soon."""
@@ -211,6 +230,10 @@ class FamilyEffort:
     """Of all that again, one after the other, from what is known by then."""
 
 
+FAMILY_WALKS = (
+    FamilyWalk(threshold=0.03, tries=1500),
+    FamilyWalk(threshold=0.06, tries=1500, starts=8, more_moves=True),
+)
 FAR = 1.05
 """Times the relaxed step, which knows neither sums nor queues: from there on the network decides."""
 
@@ -264,7 +287,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             near_families = replace(near_families, smoothed=4, climbed=3)
         families = replace(families, where_near=near_families)
     if num_devices > SMALL:
-        families = replace(families, then=(replace(_more_starts(families, 4), rounds=4, far=FAR),))
+        families = replace(families, then=(replace(_more_starts(families, 4), walks=FAMILY_WALKS, far=FAR),))
     simulator = SimulatorEffort(
         always=few or forced,
         walk=Sweeps(tries=400, sweeps=40, most_failed=12 if few else 2, most_late=math.inf),
@@ -297,7 +320,9 @@ def _thorough(effort: Effort) -> Effort:
     families, simulator, search = effort.families, effort.simulator, effort.search
     if search.walks is not None:
         search = replace(search, walks=LONGEST_WALKS, walks_near=LONGEST_WALKS)
-    families = replace(families, where_near=None, then=(_wider(families, 4), _wider(families, 12)))
+    longer = tuple(replace(walk, tries=4 * walk.tries) for walk in FAMILY_WALKS)
+    then = _wider(families, 4), replace(_wider(families, 12), walks=longer)
+    families = replace(families, where_near=None, then=then)
     if simulator is not None:
         simulator = replace(
             simulator,

@@ -2,12 +2,13 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations, permutations
 
 from partition.estimates.device_classes import ClassOrder
 from partition.estimates.effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, Outline
+from partition.local_search.family_alignment import aligned
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.family_starts import BUSY
@@ -16,6 +17,11 @@ from partition.local_search.moves import GAIN
 MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "class", "fewer", "recut")
 """A layer from one stage to another; microbatch size; runs, grouped or nested; two stages swapped; a stage
 less, more, or of another class; fewer copies; new cuts. As often as named."""
+MORE_MOVES = (*MOVES, "align", "align", "double", "halve", "reverse", "beside", "without")
+"""And: a cut to where another family has one; each stage twice, or half as often, in half or twice as many
+copies; stages in reverse order; another family beside, or one less."""
+MOST_FAMILIES = 3  # side by side
+MOST_BESIDE = 4  # stages of another one, at first
 NEAR = 1.05  # times the estimate of the best: families above it are not simulated in the end
 FOLLOWED = 2  # changes that gain as much may follow one another
 EvaluateFamilies = Callable[[FamilySet, float], float]
@@ -49,7 +55,7 @@ class FamilyClimb:
         for _ in range(self._effort.most_changes):
             if tries == self._effort.climb_tries or in_vain == self._effort.most_in_vain or not goes_on():
                 break
-            trial = self._changed(best, rng)
+            trial = self.at_random(best, rng, MOVES)
             if trial is None or trial in seen:
                 continue
             seen.add(trial)
@@ -61,9 +67,13 @@ class FamilyClimb:
                 best, best_s, in_vain = trial, step_s, 0
         return best, seen
 
+    def estimate_s(self, families: FamilySet, within_s: float = math.inf) -> float:
+        """Return the estimated step on unshared links; inf where it is sure to be above within_s."""
+        return self._cutter.estimate_s(families, shared=False, within_s=within_s)
+
     def smoothed(self, families: FamilySet) -> FamilySet:
         """Return families with layers moved between stages, one by one, while their estimate gets shorter."""
-        best, best_s = families, self._cutter.estimate_s(families, shared=False)
+        best, best_s = families, self.estimate_s(families)
         while True:
             trials = [
                 (*best[:at], changed, *best[at + 1 :])
@@ -72,12 +82,31 @@ class FamilyClimb:
             ]
             least_s, least = best_s * (1 - GAIN), best
             for trial in trials:
-                step_s = self._cutter.estimate_s(trial, shared=False, within_s=least_s)
+                step_s = self.estimate_s(trial, least_s)
                 if step_s < least_s:
                     least_s, least = step_s, trial
             if least is best:
                 return best
             best, best_s = least, least_s
+
+    def at_random(self, families: FamilySet, rng: random.Random, moves: Sequence[str]) -> FamilySet | None:
+        """Return the families with one of them changed; None where the change leads nowhere."""
+        at, shared, move = rng.randrange(len(families)), rng.random() < 0.5, rng.choice(moves)
+        if move == "without":
+            return (*families[:at], *families[at + 1 :]) or None
+        if move in ("shift", "align"):
+            changed = _cut_at_random(families, at, move, rng)
+        else:
+            if move == "beside":
+                at = len(families)
+                outline = self._another(families, rng)
+            else:
+                moved = self._moved(families[at].outline, move, rng)
+                outline = self._fitted(families, at, moved) if moved is not None else None
+            before = self._before(families, at)
+            cut = self._cutter.cut(outline, before, shared=shared) if outline is not None else None
+            changed = cut.families[0] if cut is not None else None
+        return (*families[:at], changed, *families[at + 1 :]) if changed is not None else None
 
     def settled(
         self,
@@ -94,10 +123,10 @@ class FamilyClimb:
         near seems to be better than that: by its estimate, or by what that gains of their own, FOLLOWED
         times.
         """
-        best_s, own_s = self._evaluate(best, math.inf), self._cutter.estimate_s(best, shared=False)
+        best_s, own_s = self._evaluate(best, math.inf), self.estimate_s(best)
         trials, last = self._near(best, seen), False
         if best_s > least_s and trials:
-            near_s = self._cutter.estimate_s(trials[0], shared=False)
+            near_s = self.estimate_s(trials[0])
             if min(near_s, best_s * min(1.0, near_s / own_s) ** FOLLOWED) >= least_s:
                 return best
         while goes_on() and (trials or not last):
@@ -113,7 +142,7 @@ class FamilyClimb:
 
     def _near(self, families: FamilySet, seen: set[FamilySet], *, cut_alike: bool = False) -> list[FamilySet]:
         """Return families one change away that were not seen, least estimate first, as far as it is near."""
-        own_s = self._cutter.estimate_s(families, shared=False)
+        own_s = self.estimate_s(families)
         most_s, busy = NEAR * own_s, self._cutter.cards_busy(EstimatedSet(own_s, families)) >= BUSY
         found = dict[FamilySet, float]()
         for at in range(len(families)):
@@ -121,7 +150,7 @@ class FamilyClimb:
             for changed in self._cut_alike(families[at]) if cut_alike else new:
                 trial = (*families[:at], changed, *families[at + 1 :])
                 if trial not in seen and trial not in found:
-                    found[trial] = self._cutter.estimate_s(trial, shared=False, within_s=most_s)
+                    found[trial] = self.estimate_s(trial, most_s)
         return [trial for trial in sorted(found, key=lambda it: found[it]) if found[trial] <= most_s]
 
     def _cut_alike(self, family: Family) -> Iterator[Family]:
@@ -172,26 +201,25 @@ class FamilyClimb:
         chains += [(*old.chain, c) for c in classes]
         yield from (old._replace(chain=chain) for chain in dict.fromkeys(chains) if chain != old.chain)
 
-    def _changed(self, families: FamilySet, rng: random.Random) -> FamilySet | None:
-        """Return the families with one of them changed; None where the change leads nowhere."""
-        at, shared, move = rng.randrange(len(families)), rng.random() < 0.5, rng.choice(MOVES)
-        if move == "shift":
-            stages = range(len(families[at].cuts))
-            changed = _shifted(families[at], *rng.sample(stages, 2)) if len(stages) > 1 else None
-        else:
-            moved = self._moved(families[at].outline, move, rng)
-            outline = self._fitted(families, at, moved) if moved is not None else None
-            before = self._before(families, at)
-            cut = self._cutter.cut(outline, before, shared=shared) if outline is not None else None
-            changed = cut.families[0] if cut is not None else None
-        return (*families[:at], changed, *families[at + 1 :]) if changed is not None else None
-
     def _before(self, families: FamilySet, at: int) -> Counts:
         """Return the devices of each class that the families before one have."""
         before = (0,) * len(self._space.counts)
         for family in families[:at]:
             before = self._space.after(before, family)
         return before
+
+    def _another(self, families: FamilySet, rng: random.Random) -> Outline | None:
+        """Return the outline of another family on devices that are left; None where there are none."""
+        counts, taken = self._space.counts, self._before(families, len(families))
+        free = [count - used for count, used in zip(counts, taken, strict=True)]
+        left = [c for c, number in enumerate(free) if number]
+        if not left or len(families) == MOST_FAMILIES:
+            return None
+        most = min(MOST_BESIDE, self._space.problem.profile.num_layers)
+        order = tuple(sorted(rng.choices(left, k=rng.randint(1, most)), reverse=rng.random() < 0.5))
+        room = self._space.room(tuple(map(order.count, range(len(free)))), free, families)
+        size = rng.choice(self._space.problem.microbatch_sizes)
+        return Outline(order, room, size, rng.choice((1, 2))) if room else None
 
     def _fitted(self, families: FamilySet, at: int, outline: Outline) -> Outline | None:
         """Return the outline for one of the families; with most copies where its classes change."""
@@ -223,9 +251,25 @@ class FamilyClimb:
             return old._replace(chain=(*chain[:place], c, *chain[place:]))
         if move == "class":
             return old._replace(chain=(*chain[:place], c, *chain[place + 1 :]))
+        if move == "double":
+            return old._replace(chain=tuple(c for c in chain for _ in range(2)))
+        if move == "halve" and chain[::2] == chain[1::2]:
+            return old._replace(chain=chain[::2])
+        if move == "reverse":
+            return old._replace(chain=chain[::-1])
         if move == "fewer" and copies > 1:
             return old._replace(copies=rng.choice((copies - 1, copies - 1, max(1, copies // 2))))
         return old if move == "recut" else None
+
+
+def _cut_at_random(families: FamilySet, at: int, move: str, rng: random.Random) -> Family | None:
+    """Return one of families with a cut moved, to where another family has one if asked to ("align")."""
+    family = families[at]
+    if move == "align":
+        options = list(aligned(families, at))
+        return rng.choice(options) if options else None
+    stages = range(len(family.cuts))
+    return _shifted(family, *rng.sample(stages, 2)) if len(stages) > 1 else None
 
 
 def _swapped(chain: ClassOrder, place: int, other: int) -> ClassOrder:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from partition.estimates.batch_split import share_out
-from partition.estimates.effort import FAR, FamilyEffort
+from partition.estimates.effort import FAR, FamilyEffort, FamilyWalk
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 from partition.local_search.families import FamilySet, FamilySpace
 from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.family_moves import FamilyClimb
 from partition.local_search.family_starts import FamilyStarts
+from partition.local_search.family_walk import unlike, walked
 from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 
+MANY = 20  # unlike families, best first, of which walks begin at those of least estimate
 FIRST = 2  # starts, of which one is the best by each of the two rankings
 
 
@@ -109,6 +111,21 @@ def _change_best(
         ]
         for families, seen in sorted(changed, key=lambda one: simulated.step_s(one[0])):
             climb.settled(families, seen, goes_on, simulated.least_s)
+    for walk in effort.walks:
+        _walk(simulated, climb, walk, goes_on)
+
+
+def _walk(simulated: "_Simulated", climb: FamilyClimb, walk: FamilyWalk, goes_on: Callable[[], bool]) -> None:
+    """Walk by estimates, and simulate what is best by these; the best of that is changed further.
+
+    Walks begin at the families of least estimate: where these are best, the simulator has led there.
+    """
+    simulated.ticks = 0.0
+    begun = sorted(islice(simulated.unlike(), MANY), key=climb.estimate_s)[: walk.starts]
+    seen = walked(climb, begun, walk)
+    likely = map(climb.smoothed, islice(unlike(sorted(seen, key=lambda one: seen[one])), walk.simulated))
+    for families in sorted(likely, key=simulated.step_s)[: walk.settled]:
+        climb.settled(families, {families}, goes_on)
 
 
 @dataclass

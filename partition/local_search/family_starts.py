@@ -10,6 +10,7 @@ from itertools import chain, islice, zip_longest
 from partition.estimates.device_classes import ClassOrder
 from partition.estimates.effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, FamilySpace, Outline
+from partition.local_search.family_alignment import with_aligned_cuts
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.starts import SearchSpace
@@ -270,9 +271,12 @@ class FamilyStarts:
         seconds = (second for group in groups for second in group.sets)
         for second in islice(seconds, 2):
             families = (family, *second.families)
-            step_s = self.cutter.estimate_s(families, shared=shared)
-            if math.isfinite(step_s):
-                yield EstimatedSet(step_s, families)
+            aligned = with_aligned_cuts(families, partial(self._estimate_s, shared=shared))
+            if math.isfinite(aligned.step_s):
+                yield aligned
+
+    def _estimate_s(self, families: FamilySet, within_s: float, *, shared: bool) -> float:
+        return self.cutter.estimate_s(families, shared=shared, within_s=within_s)
 
 
 def _seconds(estimated: EstimatedSet) -> float:

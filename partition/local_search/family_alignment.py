@@ -1,0 +1,42 @@
+"""Cuts of families at the same layers: sums of those on either side then keep none of the others waiting."""
+
+import math
+from collections.abc import Callable, Iterator
+
+from partition.local_search.families import Family, FamilySet
+from partition.local_search.family_cuts import EstimatedSet
+from partition.local_search.moves import GAIN
+
+
+def with_aligned_cuts(families: FamilySet, estimate_s: Callable[[FamilySet, float], float]) -> EstimatedSet:
+    """Return families with cuts moved to where others have one, while that shortens their estimate."""
+    best, best_s = families, estimate_s(families, math.inf)
+    while True:
+        least_s, least = best_s * (1 - GAIN), best
+        for at in range(len(best)):
+            for changed in aligned(best, at):
+                trial = (*best[:at], changed, *best[at + 1 :])
+                step_s = estimate_s(trial, least_s)
+                if step_s < least_s:
+                    least_s, least = step_s, trial
+        if least is best:
+            return EstimatedSet(best_s, best)
+        best, best_s = least, least_s
+
+
+def aligned(families: FamilySet, at: int) -> Iterator[Family]:
+    """Give one of families with one cut moved to where another has one, so that no layer is between them.
+
+    Nodes with a layer of both sides sum them one after another, and keep the others waiting.
+    """
+    family = families[at]
+    own = [start for start, *_ in family.cuts[1:]]
+    others = {start for place, other in enumerate(families) if place != at for start, *_ in other.cuts[1:]}
+    for wanted in sorted(others - set(own)):
+        below = [place for place, start in enumerate(own) if start < wanted][-1:]
+        above = [place for place, start in enumerate(own) if start > wanted][:1]
+        for place in (*below, *above):
+            starts = [0, *own[:place], wanted, *own[place + 1 :]]
+            stops = [*starts[1:], family.cuts[-1][1]]
+            again = (recompute for *_, recompute in family.cuts)
+            yield family._replace(cuts=tuple(zip(starts, stops, again, strict=True)))
