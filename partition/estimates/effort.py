@@ -281,13 +281,16 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     few, large = num_devices <= FEW, num_devices > LARGE
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
     families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
+    if num_devices <= SMALL:
+        families = replace(families, walk_lead=0.05)
     if num_devices >= SMALL:
         near_families = _fewer_pairs(families)
         if num_devices <= 2 * SMALL:
             near_families = replace(near_families, smoothed=4, climbed=3)
         families = replace(families, where_near=near_families)
-    if num_devices > SMALL:
-        families = replace(families, then=(replace(_more_starts(families, 4), walks=FAMILY_WALKS, far=FAR),))
+    if not few:
+        more = _more_starts(families, 4) if num_devices > SMALL else families
+        families = replace(families, then=(replace(more, walks=FAMILY_WALKS, far=FAR),))
     simulator = SimulatorEffort(
         always=few or forced,
         walk=Sweeps(tries=400, sweeps=40, most_failed=12 if few else 2, most_late=math.inf),

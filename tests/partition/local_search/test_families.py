@@ -309,7 +309,8 @@ def test_starts_that_are_changed_share_no_copies_of_a_chain(monkeypatch: pytest.
         return families, set()
 
     monkeypatch.setattr(FamilyClimb, "changed", noted)
-    families_of(random_sync_problem(1))
+    search = PipelineSearch(random_sync_problem(1))
+    found_with(search, replace(search.effort.families, then=()))
     assert len(begun) == 5
     for one, other in combinations(begun, 2):
         chains = [
@@ -370,9 +371,11 @@ def test_less_is_looked_for_where_the_step_that_is_known_is_near_the_relaxed_one
 
 
 def test_how_much_is_looked_for_goes_by_the_number_of_devices() -> None:
-    efforts = [effort_for(count).families for count in (15, 16, 17, 128, 129)]
-    assert [len(effort.then) for effort in efforts] == [0, 0, 1, 1, 0]
-    assert [effort.where_near is not None for effort in efforts] == [False, True, True, True, False]
+    efforts = [effort_for(count).families for count in (8, 9, 15, 16, 17, 128, 129)]
+    assert [len(effort.then) for effort in efforts] == [0, 1, 1, 1, 1, 1, 0]
+    assert [effort.where_near is not None for effort in efforts] == [False] * 3 + [True] * 3 + [False]
+    small, larger = (effort.then[0] for effort in efforts[3:5])
+    assert (small.kept, larger.kept) == (efforts[3].kept, 4 * efforts[4].kept)
 
 
 def test_layers_move_while_the_estimate_gets_shorter() -> None:
