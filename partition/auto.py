@@ -95,7 +95,8 @@ def _enter_pipelines(
     single_s = contest.step_s
     families_tried = _enter_families(contest, search, ranking, single_s)
     lead = search.effort.families.walk_lead
-    decided = contest.step_s < (1 - lead) * single_s and not _far_from_columns(contest, search)
+    undecided = _far_from_columns(contest, search, search.effort.choice.undecided)
+    decided = contest.step_s < (1 - lead) * single_s and not undecided
     if not decided and search.effort.search.walks:
         found = _each_once(search.walked(begun, judge))
         plans = by_estimate(costs, _plans_of(search, found))
@@ -125,9 +126,9 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
     return True
 
 
-def _far_from_columns(contest: Contest, search: PipelineSearch) -> bool:
-    """Return whether the best step is far from that of the relaxed programme, either way."""
-    far, columns = search.effort.choice.far_from_columns, search.columns
+def _far_from_columns(contest: Contest, search: PipelineSearch, far: float) -> bool:
+    """Return whether the best step is so many times that of the relaxed programme, either way."""
+    columns = search.columns
     return columns is not None and not 1 / far <= contest.step_s / columns.step_s <= far
 
 
@@ -142,8 +143,12 @@ def _enter_near_numbers(
     others. Where pipelines of the best plan share devices, as many as the best set of the search has (found)
     are looked for, too.
     """
-    problem, best = search.problem, contest.best
-    if best is None or problem.forced.num_pipelines is not None or not _far_from_columns(contest, search):
+    problem, best, far = search.problem, contest.best, search.effort.choice.far_from_columns
+    if (
+        best is None
+        or problem.forced.num_pipelines is not None
+        or not _far_from_columns(contest, search, far)
+    ):
         return
     shares = sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names)
     for number in _near_numbers(contest, [len(found[0].timed)] if found and shares else []):

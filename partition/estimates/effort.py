@@ -125,7 +125,9 @@ class ChoiceEffort:
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
     far_from_columns: float
     """Ratio to the relaxed step, either way, beyond which as many pipelines as the best plan has, and one
-    less, are searched for, and beyond which sets walk though families lead."""
+    less, are searched for."""
+    undecided: float
+    """Ratio to the relaxed step, either way, beyond which sets walk though families lead."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3
@@ -189,6 +191,8 @@ class FamilyEffort:
     """Of all of these, those that are cut."""
     filled: int = 6
     """Of the families of least estimate, those that get the second one that does most, too."""
+    aligned: bool = True
+    """Whether cuts of the two are moved to the same layers."""
     simulated: int = 64
     """Starts that are simulated at most."""
     always_simulated: int = 16
@@ -240,7 +244,7 @@ FAR = 1.05
 
 def _fewer_pairs(families: FamilyEffort) -> FamilyEffort:
     """Return an effort that looks at fewer families side by side, which gain little near the relaxed step."""
-    return replace(families, second=6, second_options=6, pairs=8, filled=2)
+    return replace(families, second=6, second_options=6, pairs=8, filled=2, aligned=False)
 
 
 LARGE_FAMILIES = _fewer_pairs(
@@ -281,8 +285,6 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     few, large = num_devices <= FEW, num_devices > LARGE
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
     families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
-    if num_devices <= SMALL:
-        families = replace(families, walk_lead=0.05)
     if num_devices >= SMALL:
         near_families = _fewer_pairs(families)
         if num_devices <= 2 * SMALL:
@@ -313,6 +315,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
             far_from_columns=1.0 if few else 1.1 if num_devices <= SMALL else math.inf,
+            undecided=1.0 if few else FAR if num_devices <= SMALL else math.inf,
         ),
     )
     return _thorough(effort) if thorough else effort

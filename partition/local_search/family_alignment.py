@@ -1,22 +1,28 @@
 """Cuts of families at the same layers: sums of those on either side then keep none of the others waiting."""
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from partition.local_search.families import Family, FamilySet
 from partition.local_search.family_cuts import EstimatedSet
 from partition.local_search.moves import GAIN
 
 
-def with_aligned_cuts(families: FamilySet, estimate_s: Callable[[FamilySet, float], float]) -> EstimatedSet:
+class EstimateSeconds(Protocol):
+    """Gives the estimated step of families; inf where that is sure to be above within_s."""
+
+    def __call__(self, families: FamilySet, /, *, within_s: float) -> float: ...
+
+
+def with_aligned_cuts(begin: EstimatedSet, estimate_s: EstimateSeconds) -> EstimatedSet:
     """Return families with cuts moved to where others have one, while that shortens their estimate."""
-    best, best_s = families, estimate_s(families, math.inf)
+    best, best_s = begin.families, begin.step_s
     while True:
         least_s, least = best_s * (1 - GAIN), best
         for at in range(len(best)):
             for changed in aligned(best, at):
                 trial = (*best[:at], changed, *best[at + 1 :])
-                step_s = estimate_s(trial, least_s)
+                step_s = estimate_s(trial, within_s=least_s)
                 if step_s < least_s:
                     least_s, least = step_s, trial
         if least is best:

@@ -271,12 +271,12 @@ class FamilyStarts:
         seconds = (second for group in groups for second in group.sets)
         for second in islice(seconds, 2):
             families = (family, *second.families)
-            aligned = with_aligned_cuts(families, partial(self._estimate_s, shared=shared))
-            if math.isfinite(aligned.step_s):
-                yield aligned
-
-    def _estimate_s(self, families: FamilySet, within_s: float, *, shared: bool) -> float:
-        return self.cutter.estimate_s(families, shared=shared, within_s=within_s)
+            estimate_s = partial(self.cutter.estimate_s, shared=shared)
+            made = EstimatedSet(estimate_s(families), families)
+            if self._effort.aligned:
+                made = with_aligned_cuts(made, estimate_s)
+            if math.isfinite(made.step_s):
+                yield made
 
 
 def _seconds(estimated: EstimatedSet) -> float:

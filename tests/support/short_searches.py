@@ -20,7 +20,13 @@ def little_effort(*given: Any, **options: Any) -> Effort:
         starts=replace(effort.starts, every_order=False),
         search=replace(effort.search, walks=None, walks_near=None),
         simulator=None,
-        choice=replace(effort.choice, exact_chains=0, simulated_baselines=False, far_from_columns=math.inf),
+        choice=replace(
+            effort.choice,
+            exact_chains=0,
+            simulated_baselines=False,
+            far_from_columns=math.inf,
+            undecided=math.inf,
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from node_problems import problem_of_nodes, random_sync_problem
 from partition.estimates.effort import FAMILY_WALKS, FamilyWalk, effort_for
 from partition.local_search.families import Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_alignment import aligned, with_aligned_cuts
-from partition.local_search.family_cuts import FamilyCutter
+from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_moves import MORE_MOVES, MOST_FAMILIES, FamilyClimb
 from partition.local_search.family_search import best_families
 from partition.local_search.family_starts import FamilyStarts
@@ -54,10 +55,9 @@ def test_sums_on_either_side_of_the_same_cut_wait_for_no_other() -> None:
     search.starts()
     apart, same = step_s(search, pair(4, 3)), step_s(search, pair(4, 4))
     assert apart > same + 20
-    estimates = cutter_of(search)
-    found = with_aligned_cuts(pair(4, 3), lambda one, within_s: estimates.estimate_s(one, shared=False))
-    assert found.families == pair(4, 4)
-    assert found.step_s == estimates.estimate_s(pair(4, 4), shared=False)
+    estimate_s = partial(cutter_of(search).estimate_s, shared=False)
+    begin = EstimatedSet(estimate_s(pair(4, 3)), pair(4, 3))
+    assert with_aligned_cuts(begin, estimate_s) == EstimatedSet(estimate_s(pair(4, 4)), pair(4, 4))
 
 
 def test_a_cut_moves_to_where_another_family_has_one() -> None:
