@@ -43,7 +43,7 @@ def test_measured_bandwidths_are_the_shaped_ones_and_change_the_plan(tmp_path: P
     assert {nodes: link.bandwidth_bytes_per_s for nodes, link in found.items()} == pytest.approx(
         SHAPED_BYTES_PER_S, rel=WITHIN
     )
-    assert re.search(r"note: measured big to small: \d+(\.\d)? Mbit/s, latency \d+ us", ended[0].err)
+    assert re.search(r"note: measured big to small: \d+(\.\d)? Mbit/s, latency [\d.]+ [mu]s", ended[0].err)
     over = re.search(r"measured a sum of [\d.]+ [KM]iB over big, mid, small: .* ([-+][\d.]+)%", ended[0].err)
     assert over is not None
     assert -30 < float(over[1]) < 100  # a busy machine sums late
