@@ -1,6 +1,9 @@
-"""Cuts of families at the same layers: sums of those on either side then keep none of the others waiting."""
+"""Cuts of families at the same layers: sums of those on either side then keep none of the others waiting.
 
-from collections.abc import Iterator
+And how changes by estimates follow one another until none is shorter.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from partition.local_search.families import Family, FamilySet
@@ -16,11 +19,21 @@ class EstimateSeconds(Protocol):
 
 def with_aligned_cuts(begin: EstimatedSet, estimate_s: EstimateSeconds) -> EstimatedSet:
     """Return families with cuts moved to where others have one, while that shortens their estimate."""
+    return descended(begin, aligned, estimate_s)
+
+
+def descended(
+    begin: EstimatedSet, changes: Callable[[FamilySet, int], Iterator[Family]], estimate_s: EstimateSeconds
+) -> EstimatedSet:
+    """Return families after the change that shortens their estimate most, and the next, while one does.
+
+    changes: gives one of families (by its place) as it may become.
+    """
     best, best_s = begin.families, begin.step_s
     while True:
         least_s, least = best_s * (1 - GAIN), best
         for at in range(len(best)):
-            for changed in aligned(best, at):
+            for changed in changes(best, at):
                 trial = (*best[:at], changed, *best[at + 1 :])
                 step_s = estimate_s(trial, within_s=least_s)
                 if step_s < least_s:

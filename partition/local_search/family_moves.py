@@ -8,7 +8,7 @@ from itertools import chain, combinations, permutations
 from partition.estimates.device_classes import ClassOrder
 from partition.estimates.effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, Outline
-from partition.local_search.family_alignment import aligned
+from partition.local_search.family_alignment import aligned, descended
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.family_starts import BUSY
@@ -73,21 +73,8 @@ class FamilyClimb:
 
     def smoothed(self, families: FamilySet) -> FamilySet:
         """Return families with layers moved between stages, one by one, while their estimate gets shorter."""
-        best, best_s = families, self.estimate_s(families)
-        while True:
-            trials = [
-                (*best[:at], changed, *best[at + 1 :])
-                for at in range(len(best))
-                for changed in _all_shifted(best[at], most_apart=1)
-            ]
-            least_s, least = best_s * (1 - GAIN), best
-            for trial in trials:
-                step_s = self.estimate_s(trial, least_s)
-                if step_s < least_s:
-                    least_s, least = step_s, trial
-            if least is best:
-                return best
-            best, best_s = least, least_s
+        begin = EstimatedSet(self.estimate_s(families), families)
+        return descended(begin, _shifted_by_one, self.estimate_s).families
 
     def at_random(self, families: FamilySet, rng: random.Random, moves: Sequence[str]) -> FamilySet | None:
         """Return the families with one of them changed; None where the change leads nowhere."""
@@ -277,6 +264,11 @@ def _swapped(chain: ClassOrder, place: int, other: int) -> ClassOrder:
     swapped = list(chain)
     swapped[place], swapped[other] = swapped[other], swapped[place]
     return tuple(swapped)
+
+
+def _shifted_by_one(families: FamilySet, at: int) -> Iterator[Family]:
+    """Give one of families with one layer in a stage next to its own."""
+    return _all_shifted(families[at], most_apart=1)
 
 
 def _all_shifted(family: Family, most_apart: int | None = None) -> Iterator[Family]:

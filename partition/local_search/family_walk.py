@@ -1,8 +1,8 @@
-"""Walks among families by their estimates, which a simulated step is a hundred times as long as.
+"""Walks among families by their estimates, of which a hundred take about as long as one simulation.
 
 Threshold accepting (Dueck and Scheuer, Journal of Computational Physics, 1990): a change is taken where it is
 worse by less than a threshold that falls to nothing. Families that no single change leads to without a longer
-step on the way are found so: others that a climb would end at are left again.
+step on the way are found so, and others at which a climb would end are left again.
 """
 
 import random
