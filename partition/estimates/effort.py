@@ -152,7 +152,7 @@ class FamilyWalk:
     """Changes at random of each walk."""
     starts: int = 4
     more_moves: bool = False
-    """Whether with other numbers of families, too."""
+    """Whether with those of `MORE_MOVES`, among them other numbers of families."""
     simulated: int = 16
     """Unlike ones of all that were seen, least estimates first."""
     settled: int = 4

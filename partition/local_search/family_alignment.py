@@ -3,7 +3,7 @@
 And how changes by estimates follow one another until none is shorter.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from partition.local_search.families import Family, FamilySet
@@ -55,7 +55,11 @@ def aligned(families: FamilySet, at: int) -> Iterator[Family]:
         below = [place for place, start in enumerate(own) if start < wanted][-1:]
         above = [place for place, start in enumerate(own) if start > wanted][:1]
         for place in (*below, *above):
-            starts = [0, *own[:place], wanted, *own[place + 1 :]]
-            stops = [*starts[1:], family.cuts[-1][1]]
-            again = (recompute for *_, recompute in family.cuts)
-            yield family._replace(cuts=tuple(zip(starts, stops, again, strict=True)))
+            yield cut_at(family, [0, *own[:place], wanted, *own[place + 1 :]])
+
+
+def cut_at(family: Family, starts: Sequence[int]) -> Family:
+    """Return a family whose stages begin with other layers, and recompute as before."""
+    stops = [*starts[1:], family.cuts[-1][1]]
+    again = (recompute for *_, recompute in family.cuts)
+    return family._replace(cuts=tuple(zip(starts, stops, again, strict=True)))

@@ -8,7 +8,7 @@ from itertools import chain, combinations, permutations
 from partition.estimates.device_classes import ClassOrder
 from partition.estimates.effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, Outline
-from partition.local_search.family_alignment import aligned, descended
+from partition.local_search.family_alignment import aligned, cut_at, descended
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.family_starts import BUSY
@@ -288,8 +288,6 @@ def _shifted(family: Family, less: int, more: int) -> Family | None:
     by = 1 if more < less else -1
     first, last = min(less, more), max(less, more)
     starts = [start + by * (first < place <= last) for place, (start, *_) in enumerate(family.cuts)]
-    stops = [*starts[1:], family.cuts[-1][1]]
-    if stops[less] <= starts[less]:
-        return None
-    again = (recompute for *_, recompute in family.cuts)
-    return family._replace(cuts=tuple(zip(starts, stops, again, strict=True)))
+    changed = cut_at(family, starts)
+    start, stop, _ = changed.cuts[less]
+    return changed if start < stop else None

@@ -1,4 +1,4 @@
-"""Walks among families by their estimates, of which a hundred take about as long as one simulation.
+"""Walks among families by their estimates, of which ten to two hundred take as long as one simulation.
 
 Threshold accepting (Dueck and Scheuer, Journal of Computational Physics, 1990): a change is taken where it is
 worse by less than a threshold that falls to nothing. Families that no single change leads to without a longer

@@ -8,6 +8,7 @@ import pytest
 
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
+from cost_model.units import format_seconds
 from hetpipe.profiling.merging import merge
 from hetpipe.simulation.prediction import evaluator
 from host_runs import NODES, hosts_with_folders
@@ -43,7 +44,8 @@ def test_measured_bandwidths_are_the_shaped_ones_and_change_the_plan(tmp_path: P
     assert {nodes: link.bandwidth_bytes_per_s for nodes, link in found.items()} == pytest.approx(
         SHAPED_BYTES_PER_S, rel=WITHIN
     )
-    assert re.search(r"note: measured big to small: \d+(\.\d)? Mbit/s, latency [\d.]+ [mu]s", ended[0].err)
+    latency = re.escape(format_seconds(found["big", "small"].latency_s))
+    assert re.search(rf"note: measured big to small: \d+(\.\d)? Mbit/s, latency {latency}\n", ended[0].err)
     over = re.search(r"measured a sum of [\d.]+ [KM]iB over big, mid, small: .* ([-+][\d.]+)%", ended[0].err)
     assert over is not None
     assert -30 < float(over[1]) < 100  # a busy machine sums late
