@@ -119,7 +119,7 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     if step_s is None:
         return bound
     sync_s = sync_bound_s(search, pipeline_s, step_s, end_s - time.process_time())
-    space = f"{pipeline_space(problem)}, optimizer states unsharded, gradient sync included"
+    space = f"{pipeline_space(problem, exactly=True)}, optimizer states unsharded, gradient sync included"
     return replace(bound, sync_s=sync_s, sync_space=space)
 
 
@@ -150,11 +150,12 @@ def offloaded_bound(problem: Problem, *, sharded: bool) -> Bound:
     return Bound(bound_s, f"{bound_space(problem)}, optimizer states sharded")
 
 
-def pipeline_space(problem: Problem) -> str:
-    """Name the plans that the pipeline bounds speak about."""
+def pipeline_space(problem: Problem, *, exactly: bool = False) -> str:
+    """Name the plans that the pipeline bounds speak about; exactly: of as many pipelines as are forced."""
     sizes = ", ".join(map(str, problem.microbatch_sizes))
     number, pins = problem.forced.num_pipelines, problem.forced.pins
-    which = "pipelines" if number is None else f"at most {number} pipeline{'s' * (number > 1)}"
+    which = "pipelines" if number is None else f"{number} pipeline{'s' * (number > 1)}"
+    which = which if number is None or exactly else f"at most {which}"
     kept = " with pinned layers" if pins else ""
     states = " and keep nothing on hosts" if has_host_memory(problem.cluster) else ""
     return f"{which}{kept} that share no device{states}, microbatches of {sizes} and a smaller last one"
@@ -164,9 +165,10 @@ def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: f
     """Return seconds that no plan of pipelines that share no device undercuts, sums between nodes counted.
 
     Either some layer is on one node only: then all pipelines have a stage there, so there are no more of them
-    than a node has devices, and their samples pass its card. Or every layer is on two nodes or more: then
-    each stage's sums pass its node's card (`SyncTables`), beside the samples. The lesser bound holds. What
-    nodes can do, and whole pipelines with the cards that they pass, bound both cases.
+    than a node has devices, and their samples pass its card; no such plan is where more are forced. Or every
+    layer is on two nodes or more: then each stage's sums pass its node's card (`SyncTables`), beside the
+    samples. The lesser bound holds. What nodes can do, and whole pipelines with the cards that they pass,
+    bound both cases.
 
     low_s: the bound without sums; step_s: of a plan that is known, simulated with its sums.
     """

@@ -26,6 +26,7 @@ class NodeShape:
 
     classes: of its devices; width: how many devices it has. device_s_per_byte: for which a byte keeps all
     that leads out of a device busy, at the least. directions_s: for which it keeps the card busy, out and in.
+    passed_by_all: whether all pipelines may have a stage there: it has a device for each that is forced.
     """
 
     count: int
@@ -36,15 +37,18 @@ class NodeShape:
     width: int
     device_s_per_byte: float
     directions_s: tuple[float, float]
+    passed_by_all: bool = True
 
 
 def lone_layer_bound_s(tables: ProblemTables) -> float:
     """Return seconds that no plan undercuts in which some layer is on one node only.
 
     All pipelines have a stage on that node. Some have it at their end alone, and some at their beginning, so
-    that it has all layers; or all samples pass its card one way.
+    that it has all layers; or all samples pass its card one way. Infinite where each node has fewer devices
+    than there are pipelines.
     """
-    return min(whole_pipeline_bound_s(tables), *(one_way_s(tables, each) for each in node_shapes(tables)))
+    homes = [shape for shape in node_shapes(tables) if shape.passed_by_all]
+    return min([whole_pipeline_bound_s(tables), *(one_way_s(tables, home) for home in homes)])
 
 
 def one_way_s(tables: ProblemTables, shape: NodeShape) -> float:
@@ -84,7 +88,7 @@ def whole_pipeline_bound_s(tables: ProblemTables) -> float:
     num_bytes, work = (np.concatenate([[0.0], np.cumsum(each[order])]) for each in (own, shares))
     least = [np.inf]
     for shape in node_shapes(tables):
-        if not shape.holds_model:
+        if not (shape.holds_model and shape.passed_by_all):
             continue
 
         def done(step_s: float, shape: NodeShape = shape) -> float:
@@ -247,6 +251,7 @@ def node_shapes(tables: ProblemTables) -> list[NodeShape]:
             len(nodes[0].devices),
             device_s_per_byte(tables.problem, tables.network, nodes),
             card_directions_s(cluster, tables.network, nodes[0].devices),
+            len(nodes[0].devices) >= (tables.problem.forced.num_pipelines or 1),
         )
         for nodes in alike.values()
     ]

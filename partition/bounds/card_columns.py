@@ -204,7 +204,8 @@ class CardColumns:
             return
         for index in others if not self.whole else []:
             shape = self.shapes[index]
-            if step_s >= self._one_way_s[index] and shape.rate <= self.shapes[home].rate:
+            passed = shape.passed_by_all and step_s >= self._one_way_s[index]
+            if passed and shape.rate <= self.shapes[home].rate:
                 yield RunKind(index, True, self._rows.slow(shape, step_s), part.several)
         yield RunKind(home, lone=True, several=part.several)
 

@@ -45,12 +45,13 @@ def card_columns_bound_s(
     shapes = node_shapes(tables)
     if min(shape.s_per_byte for shape in shapes) <= 0:
         return min(known_s)
+    homes = [home for home, shape in enumerate(shapes) if shape.passed_by_all]
     cases = [_Case(CardColumns(tables), known_s[0], high_s)]
-    cases += [_Case(CardColumns(tables, home), known_s[1], high_s) for home in range(len(shapes))]
+    cases += [_Case(CardColumns(tables, home), known_s[1], high_s) for home in homes]
     cases += [
         _Case(CardColumns(tables, home, whole=True), max(known_s[1], whole_s), high_s)
-        for home, shape in enumerate(shapes)
-        if shape.holds_model
+        for home in homes
+        if shapes[home].holds_model
     ]
     return min(high_s, _least_s(cases, end_s))
 

@@ -40,6 +40,7 @@ from partition.estimates.stage_tables import ProblemTables
 
 BYTE_SHARES = (0.5, 0.0, 1.0)  # of the bytes in a layer's price, beside its work
 SUM_PRICES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.2)  # of all cards in a step, over the batch
+HOLDER_PRICES = (-0.5, -1.0, -2.0, -4.0, -8.0, -16.0)  # of what two nodes and more hold, sum prices below 0
 FAR = 1.1  # worth with good prices for sums, from which on other layers' prices help no more
 MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
 SHARES = 16  # of what sums move between the least and twice their bytes
@@ -115,8 +116,9 @@ class NodeBound:
             return True
         cards_s = len(self.tables.problem.cluster.nodes) * step_s
         least = math.inf
+        sum_prices = SUM_PRICES if spanning else SUM_PRICES + HOLDER_PRICES
         for turn, layers in enumerate([self.good[spanning][0], *self.layers]):
-            for price in SUM_PRICES if turn else self.good[spanning][1:]:
+            for price in sum_prices if turn else self.good[spanning][1:]:
                 worth = self._worth(kinds, layers, price / cards_s)
                 if worth < 1 - SAFETY:
                     self.good[spanning] = layers, price
@@ -138,7 +140,7 @@ class NodeBound:
             sums_s = shape.s_per_byte * summed
             kind = _Kind(shape, self._runs(shape, card_s, step_s, sums_s, whole=not spanning))
             least_s = batch * shape.s_per_byte * least
-            if spanning and step_s >= least_s:
+            if spanning and shape.passed_by_all and step_s >= least_s:
                 lone = self._runs(shape, card_s, step_s, 0 * sums_s, whole=False)
                 kind = _Kind(shape, kind.runs, lone, step_s < 2 * least_s)
             yield kind

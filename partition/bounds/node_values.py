@@ -20,6 +20,9 @@ most.
             What a run's sums move takes time behind its last stage: the more, the fewer samples
             (`most_samples`).
 
+A price of sums below 0, from -m on, is for what nodes hold, where each layer is on two nodes or more: then f
+is 1, nothing of the last sum is positive either; all nodes hold the model twice together (docs/bounds.md).
+
 Runs together take no more devices than there are (a knapsack over devices); the least over a grid of
 multipliers counts.
 """
@@ -75,7 +78,7 @@ class NodeRuns:
     def value(self, prices: Floats, sum_price: float) -> float:
         """Return the most that a node is worth.
 
-        prices: of the layers; sum_price: of a second of sums.
+        prices: of the layers; sum_price: of a second of sums, or below 0 of what is held.
         """
         from partition.bounds.node_kernel import least_worth  # loads a compiler
 
@@ -91,8 +94,9 @@ class NodeRuns:
     def _multipliers(self, gains: Floats, sum_price: float) -> Floats:
         """Return multipliers of the card's seconds."""
         paid = np.where(self.card_s > 0, gains / np.maximum(self.card_s, TINY), 0.0)
-        highest = max(float(paid.max()), 2 * sum_price)
-        return highest * np.concatenate([[0.0], np.linspace(0.02, 1.0, MULTIPLIERS)])
+        highest = max(float(paid.max()), 2 * abs(sum_price))
+        grid = highest * np.concatenate([[0.0], np.linspace(0.02, 1.0, MULTIPLIERS)])
+        return grid if sum_price >= 0 else np.append(-sum_price, grid[grid > -sum_price])
 
     def _longest(self, gains: Floats, each: float, sum_price: float) -> Floats:
         """Return for a multiplier what a node is worth whose longest sums are those of each run."""
