@@ -6,7 +6,7 @@ less) the link time between neighbours, both ways, latency included.
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 TOLERANCE = 1e-9  # of a period: an in_flight that is whole but for rounding is not rounded up
 
@@ -50,18 +50,34 @@ def cap_in_flight(wanted: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]
     return tuple(accumulate((min(pair) for pair in zip(wanted, caps, strict=True)), min))
 
 
-def within_waiting(in_flight: Sequence[int], waiting: Callable[[int, int], int]) -> tuple[int, ...]:
+def within_waiting(
+    in_flight: Sequence[int], waiting: Callable[[int, int], int], needed: Sequence[int]
+) -> tuple[int, ...]:
     """Lower in_flight until each stage takes the gradients that wait there for the stage before.
 
-    waiting: (stage, its in_flight) -> how many more may be in flight before it.
+    With one microbatch less the memory of a stage takes many gradients. So what it has beyond its need goes
+    first, and stages behind it keep their steps: the round trip between neighbours passes as many
+    microbatches as the first has in flight more than the second, and one. Then the stage before is lowered.
 
-    >>> within_waiting([9, 6, 1], lambda stage, in_flight: 3 if stage == 2 else 2)
+    waiting: (stage, its in_flight) -> how many more may be in flight before it. needed: in_flight that the
+    pipeline's period needs.
+
+    >>> within_waiting([9, 6, 1], lambda stage, in_flight: 3 if stage == 2 else 2, [9, 6, 1])
     (6, 4, 1)
+    >>> within_waiting([9, 4, 3, 1], lambda stage, in_flight: 9 * (stage != 1 or in_flight < 4), [4, 3, 2, 1])
+    (9, 3, 2, 1)
     """
     flights = list(in_flight)
+    steps = [before - behind for before, behind in pairwise(needed)]
     for stage in range(len(flights) - 1, 0, -1):
-        if flights[stage - 1] > flights[stage]:
-            flights[stage - 1] = min(flights[stage - 1], flights[stage] + waiting(stage, flights[stage]))
+        room = waiting(stage, flights[stage])
+        while flights[stage - 1] > flights[stage] + room and flights[stage] > needed[stage]:
+            flights[stage] -= 1
+            for later in range(stage + 1, len(flights)):
+                kept = max(needed[later], flights[later - 1] - steps[later - 1])
+                flights[later] = min(flights[later], kept)
+            room = waiting(stage, flights[stage])
+        flights[stage - 1] = min(flights[stage - 1], flights[stage] + room)
     return tuple(flights)
 
 

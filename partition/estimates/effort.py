@@ -62,6 +62,7 @@ class Walks:
 
 LONG_WALKS = Walks(walk=Sweeps(tries=400), most_failed=3, least_gain=1e-3)
 LONGEST_WALKS = Walks(walk=Sweeps(tries=1200, most_failed=4), most_failed=6, least_gain=1e-3)
+FAR_WALKS = replace(LONGEST_WALKS, walk=replace(LONGEST_WALKS.walk, threshold=0.03))
 SHORT_WALKS = Walks(walk=Sweeps(tries=120), most_failed=1, least_gain=2e-2)
 
 
@@ -75,6 +76,8 @@ class SearchEffort:
     """Of sets that are not near the relaxed step, or that sync much; None: nothing walks."""
     walks_near: Walks | None
     """Of sets near the relaxed step."""
+    walks_far: Walks | None
+    """Of sets whose clock is far from it: there memory decides, and walks end far apart."""
     climbed_starts: int = 3
     hopeless: float = 2.0
     """Times the best set's step: a start as slow is left, local search seldom makes up for that."""
@@ -84,6 +87,8 @@ class SearchEffort:
     """Times what equal stages would take without messages: dealt devices are seldom faster."""
     near: float = 1.015
     """Times the step that the relaxed programme promises: sets below it are near."""
+    far: float = 1.03
+    """Times that step: sets whose clock is above it are far."""
     much_sync: float = 0.1
     """Share of a step in gradient sync from which on fewer pipelines are tried too, and walks are long."""
 
@@ -306,6 +311,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             climb_tries=max(20, 30 * SMALL // max(SMALL, num_devices)),
             walks=None if large else LONG_WALKS,
             walks_near=None if large else near,
+            walks_far=None if large else LONG_WALKS if few else FAR_WALKS,
         ),
         simulator=None if large else simulator,
         families=LARGE_FAMILIES if large else families,
@@ -325,7 +331,7 @@ def _thorough(effort: Effort) -> Effort:
     """Return more of an effort: families are looked for as before, and then twice among more of them."""
     families, simulator, search = effort.families, effort.simulator, effort.search
     if search.walks is not None:
-        search = replace(search, walks=LONGEST_WALKS, walks_near=LONGEST_WALKS)
+        search = replace(search, walks=LONGEST_WALKS, walks_near=LONGEST_WALKS, walks_far=FAR_WALKS)
     longer = tuple(replace(walk, tries=4 * walk.tries) for walk in FAMILY_WALKS)
     then = _wider(families, 4), replace(_wider(families, 12), walks=longer)
     families = replace(families, where_near=None, then=then)

@@ -166,7 +166,7 @@ class SizeTables:
 
     def __init__(self, tables: ProblemTables, samples: int) -> None:
         self.tables, self.samples = tables, samples
-        self._caps: dict[bool, Floats] = {}
+        self._caps: dict[tuple[bool, int], Floats] = {}
 
     @cached_property
     def forward_s(self) -> Floats:
@@ -237,26 +237,31 @@ class SizeTables:
     def _usable_bytes(self) -> Floats:
         return self.tables.usable_bytes[:, None, None] * (1 + MEMORY_SLACK)
 
-    def caps(self, *, recompute: bool) -> Floats:
+    def caps(self, *, recompute: bool, more_before: int = 0) -> Floats:
         """Return the most microbatches in flight that memory takes; 0 where not even one, at most ALL.
 
-        With no more in flight in the stage before. Of a stage without a backward they are all of the
-        pipeline's (`caps_for`).
+        more_before: that are in flight in the stage before, whose gradients wait here. Of a stage without a
+        backward they are all of the pipeline's (`caps_for`).
         """
-        if recompute not in self._caps:
-            self._caps[recompute] = self._count_caps(recompute=recompute)
-        return self._caps[recompute]
+        key = recompute, more_before
+        if key not in self._caps:
+            self._caps[key] = self._count_caps(recompute, more_before)
+        return self._caps[key]
 
     def caps_for(self, num_microbatches: float, *, recompute: bool) -> Floats:
         """Return `caps`, where there is no backward ALL or, if so many do not fit, 0."""
         caps, all_there = self.caps(recompute=recompute), self.tables.without_backward
         return np.where(all_there, np.where(caps >= max(1.0, num_microbatches), ALL, 0.0), caps)
 
-    def _count_caps(self, *, recompute: bool) -> Floats:
+    def _count_caps(self, recompute: bool, more_before: int) -> Floats:
         held, samples = self.tables.bytes, self.samples
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
         states = held.weights + held.trained * (1 + optimizer)
         here = states + samples * (held.inputs + held.outputs)  # see `stage_activation_bytes`
+        if more_before:
+            starts = np.arange(self.tables.num_layers + 1)[:, None]
+            returned = starts > self.tables.prices.first_trained
+            here = here + more_before * samples * np.where(returned, held.inputs, 0.0)
         # without a backward the inputs of two microbatches are there, and what one saves while it runs
         ahead = self._caps_of(
             states + self.workspace_bytes + samples * (held.passing + 2 * held.inputs), held.outputs

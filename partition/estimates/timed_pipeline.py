@@ -1,5 +1,7 @@
 """Stages on devices, and how long they take for any number of samples."""
 
+import math
+import operator
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise, starmap
@@ -23,6 +25,7 @@ from partition.plan import Pipeline, Stage
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4, 8, 16)
 """Microbatches in flight that are tried beyond what the period needs, spread over the stages."""
+PERIODS = 12  # tried, for the shortest that memory takes
 USUAL = 8  # of those, for the clock of any number of microbatches
 MOST_EXACT = 400  # microbatches up to which the best in_flight is sought by the clock
 
@@ -133,6 +136,9 @@ class PipelineTiming:
 
     def _within(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages, given those with a backward, lowered to what takes its messages."""
+        return self._behind(num_microbatches, self._lowered(in_flight, self._reached))
+
+    def _lowered(self, in_flight: Sequence[int], needed: Sequence[int] | None = None) -> tuple[int, ...]:
         stages = self.stages[self.first_backward :]
 
         def waiting(stage: int, flight: int) -> int:
@@ -140,7 +146,7 @@ class PipelineTiming:
             layers = (it.start, it.stop)
             return self.costs.waiting(it.device, layers, self.microbatch_size, flight, recompute=it.recompute)
 
-        return self._behind(num_microbatches, within_waiting(in_flight, waiting))
+        return within_waiting(in_flight, waiting, in_flight if needed is None else needed)
 
     def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages, given those with a backward: before them are all microbatches."""
@@ -172,8 +178,9 @@ class PipelineTiming:
         return self._behind(num_microbatches, cap_in_flight(caps, caps))
 
     def needed_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
-        """Return the in_flight that the pipeline's own period needs, as far as memory allows it."""
-        return self.within_memory(num_microbatches, self._needed)
+        """Return the in_flight that the pipeline's own period needs, or the shortest that memory takes."""
+        caps = self._caps_of(num_microbatches)
+        return self._within(num_microbatches, cap_in_flight(self._reached, caps))
 
     def within_memory(self, num_microbatches: int, wanted: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages that is as near to what is wanted as memory allows."""
@@ -187,7 +194,9 @@ class PipelineTiming:
             self._within(num_microbatches, self._spread(caps, extra))
             for extra in (*EXTRA_IN_FLIGHT, num_microbatches)
         ]
-        return list(dict.fromkeys([*tries, self._within(num_microbatches, cap_in_flight(caps, caps))]))
+        capped = [cap_in_flight(wanted, caps) for wanted in (self._needed[self.first_backward :], caps)]
+        tries += [self._within(num_microbatches, flights) for flights in capped]
+        return list(dict.fromkeys(tries))
 
     def _caps_of(self, num_microbatches: int) -> list[int]:
         """Return the caps of the stages that have a backward."""
@@ -202,8 +211,34 @@ class PipelineTiming:
     def _needed(self) -> tuple[int, ...]:
         return self.windows(self.period_s)
 
-    def _spread(self, caps: Sequence[int], more: int) -> tuple[int, ...]:
+    @cached_property
+    def _reached(self) -> tuple[int, ...]:
+        """Return the in_flight of the shortest period that memory takes, of the stages with a backward.
+
+        Where the pipeline's own needs more than memory takes somewhere, a longer one keeps steps between
+        stages that are as even as the round trips are long; to cap what the own one needs does not.
+        """
         needed = self._needed[self.first_backward :]
+        if self._holds(needed) or not self.fits:
+            return needed
+        low, high = 1.0, (sum(self.busy_s) + sum(self.round_trips_s)) / self.period_s
+        found = (1,) * len(needed)
+        for _ in range(PERIODS):
+            ratio = math.sqrt(low * high)
+            flights = self.windows(ratio * self.period_s)[self.first_backward :]
+            if self._holds(flights):
+                high, found = ratio, flights
+            else:
+                low = ratio
+        return found
+
+    def _holds(self, flights: Sequence[int]) -> bool:
+        """Return whether memory takes an in_flight of the stages with a backward."""
+        caps = self.caps[self.first_backward :]
+        return all(map(operator.le, flights, caps)) and tuple(flights) == self._lowered(flights)
+
+    def _spread(self, caps: Sequence[int], more: int) -> tuple[int, ...]:
+        needed = self._reached
         return spread_in_flight([*needed[:-1], 1], [*caps[:-1], 1], more)
 
     def best_flights(self, num_samples: int) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ State: (place in the order, first layer of its stage), from the last place backw
 Label: one pair (makespan bound Z, window) of `partition.estimates.closed_forms`: those of the stages of least
 Z, the first stop of equals. Not exact, since a larger Z with a shorter window may fit where this does not.
 Transition: the stage [start, stop) with or without recompute, where its device's memory takes the in_flight
-that the window asks for; then the link.
+that the window asks for and, unless there are no such cuts, a gradient that waits for the stage before, which
+has one microbatch more in flight; then the link.
 Source: PipeDream (Narayanan et al., SOSP 2019, section 3.1), with Z in place of the period and the order of
 the devices given.
 Complexity: O(places * layers * width) a period, width: the most layers that a device holds; up to 8 periods.
@@ -26,6 +27,10 @@ from partition.exact.cut_places import CompiledPlace, Place, Places
 from partition.problem import Problem
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
+MORE_BEFORE = (
+    1,
+    0,
+)  # in flight in the stage before each; the second where memory takes no cuts with the first
 LONGER = 1.5
 LONGER_PERIODS = 4  # that are tried for few devices
 
@@ -81,9 +86,9 @@ class CutOptimizer:
         key = (class_indices, links, microbatch_size, num_samples, recompute)
         if key not in self._done:
             guess_s = period_s or self._least_period_s(class_indices, microbatch_size)
-            self._done[key] = self._cut(
-                devices, class_indices, links, microbatch_size, num_samples, recompute, guess_s
-            )
+            asked = links, microbatch_size, num_samples, recompute, guess_s
+            cuts = (self._cut(devices, class_indices, *asked, more) for more in MORE_BEFORE)
+            self._done[key] = next((found for found in cuts if found is not None), None)
         found = self._done[key]
         if found is None or all(map(operator.is_, found.devices, devices)):
             return found
@@ -101,9 +106,10 @@ class CutOptimizer:
         num_samples: int,
         recompute: bool,
         period: float,
+        more_before: int,
     ) -> TimedPipeline | None:
         count = num_samples / microbatch_size
-        places = self._places.of_order(devices, class_indices, microbatch_size, count, recompute)
+        places = self._places.of_order(devices, class_indices, microbatch_size, count, recompute, more_before)
         if not places:
             return None
         best: tuple[float, TimedPipeline] | None = None

@@ -24,6 +24,9 @@ MOST_BYTES = 20e6  # of what places take, that is kept
 PLACE_BYTES = 1_000  # about what a place takes beside tables that are kept
 ALMOST = 1e-6  # of a period: an in_flight that is whole but for rounding is not rounded up
 
+BandKey = tuple[int, int, bool, int]
+"""Class, microbatch size, whether stages may recompute, and what more may be in flight before each."""
+
 Cuts = tuple[Floats, Floats, npt.NDArray[np.int64]]
 """Makespan bound and window by first layer; which of a place's stages, by first layer from its `low` on."""
 
@@ -112,7 +115,7 @@ class Places:
     ) -> None:
         self._tables, self.timings, self._optimizer_s = tables, timings, optimizer_s
         linked = like if like is not None and like.timings is timings else None
-        self._bands: dict[tuple[int, int, bool], Band] = {} if like is None else like._bands
+        self._bands: dict[BandKey, Band] = {} if like is None else like._bands
         self._links: dict[object, tuple[Floats, Floats]] = {} if linked is None else linked._links
         self._shared: _Kept = _Kept() if linked is None else linked._shared
         self._own = _Kept()
@@ -126,10 +129,14 @@ class Places:
         size: int,
         count: float,
         recompute: bool,
+        more_before: int,
     ) -> "list[Place | CompiledPlace]":
-        """Return what the cuts of an order choose from, whatever the period; nothing where there are none."""
+        """Return what the cuts of an order choose from, whatever the period; nothing where there are none.
+
+        more_before: microbatches that may be in flight in the stage before each stage, beyond its own.
+        """
         places: list[Place | CompiledPlace] = []
-        bands = [self._band(class_index, size, recompute) for class_index in class_indices]
+        bands = [self._band((index, size, recompute, more_before)) for index in class_indices]
         starts = _starts(bands)
         if any(low > high for low, high in starts):
             return []
@@ -138,7 +145,7 @@ class Places:
             link = self._no_link, self._no_link
             if place + 1 < len(bands):
                 link = self._link(devices[place], devices[place + 1], size)
-            key = (class_index, size, recompute)
+            key = (class_index, size, recompute, more_before)
             if compiled:
                 first_trained, at_end_s = self._tables.prices.first_trained, self._at_end_s(key, band)
                 places.append(CompiledPlace(band, at_end_s, *link, count, first_trained))
@@ -148,7 +155,7 @@ class Places:
 
     def _place(
         self,
-        key: tuple[int, int, bool],
+        key: BandKey,
         band: Band,
         link: tuple[Floats, Floats],
         count: float,
@@ -184,19 +191,20 @@ class Places:
         )
         return self._places[whole]
 
-    def _at_end_s(self, key: tuple[int, int, bool], band: Band) -> Floats:
+    def _at_end_s(self, key: BandKey, band: Band) -> Floats:
         """Return the seconds of the optimizer step of a band's stages, and what else comes then."""
         return self._own.once(key, partial(band.of_stages, self._optimizer_s[key[0]]))
 
-    def _band(self, class_index: int, microbatch_size: int, recompute: bool) -> Band:
-        key = (class_index, microbatch_size, recompute)
+    def _band(self, key: BandKey) -> Band:
         if key not in self._bands:
+            class_index, microbatch_size, recompute, more_before = key
             size = self._tables.at(microbatch_size)
             busy_s = size.busy_s[class_index]
-            band = Band.of(busy_s, size.caps(recompute=False)[class_index])
+            plain, again = (size.caps(recompute=flag, more_before=more_before) for flag in (False, True))
+            band = Band.of(busy_s, plain[class_index])
             if recompute:
                 again_s = busy_s + size.forward_s[class_index]
-                band = band.with_others(Band.of(again_s, size.caps(recompute=True)[class_index]))
+                band = band.with_others(Band.of(again_s, again[class_index]))
             self._bands[key] = band
         return self._bands[key]
 

@@ -247,6 +247,8 @@ class PipelineSearch(SearchSpace):
         if effort.walks is None:
             return None
         columns_s = self.columns.step_s if self.columns else math.inf
+        if self.clock_s(best.timed) > effort.far * columns_s:
+            return effort.walks_far
         near = self.best is not None and self.best <= effort.near * columns_s
         return effort.walks_near if near and not self._much_sync(best) else effort.walks
 

@@ -18,7 +18,7 @@ def little_effort(*given: Any, **options: Any) -> Effort:
     return replace(
         effort,
         starts=replace(effort.starts, every_order=False),
-        search=replace(effort.search, walks=None, walks_near=None),
+        search=replace(effort.search, walks=None, walks_near=None, walks_far=None),
         simulator=None,
         choice=replace(
             effort.choice,
