@@ -179,8 +179,8 @@ class PipelineTiming:
 
     def needed_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
         """Return the in_flight that the pipeline's own period needs, or the shortest that memory takes."""
-        caps = self._caps_of(num_microbatches)
-        return self._within(num_microbatches, cap_in_flight(self._reached, caps))
+        capped = cap_in_flight(self._reached, self._caps_of(num_microbatches))
+        return self._within(num_microbatches, capped)
 
     def within_memory(self, num_microbatches: int, wanted: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages that is as near to what is wanted as memory allows."""
@@ -189,14 +189,10 @@ class PipelineTiming:
 
     def flights(self, num_microbatches: int) -> list[tuple[int, ...]]:
         """Return in_flight worth trying, within memory: what the period needs, a few more, all that fit."""
-        caps = self._caps_of(num_microbatches)
-        tries = [
-            self._within(num_microbatches, self._spread(caps, extra))
-            for extra in (*EXTRA_IN_FLIGHT, num_microbatches)
-        ]
-        capped = [cap_in_flight(wanted, caps) for wanted in (self._needed[self.first_backward :], caps)]
-        tries += [self._within(num_microbatches, flights) for flights in capped]
-        return list(dict.fromkeys(tries))
+        caps, needed = self._caps_of(num_microbatches), self._needed[self.first_backward :]
+        tries = [self._spread(caps, extra) for extra in (*EXTRA_IN_FLIGHT, num_microbatches)]
+        tries += [cap_in_flight(needed, caps), cap_in_flight(caps, caps)]
+        return list(dict.fromkeys(self._within(num_microbatches, flights) for flights in tries))
 
     def _caps_of(self, num_microbatches: int) -> list[int]:
         """Return the caps of the stages that have a backward."""
