@@ -154,8 +154,8 @@ def pipeline_space(problem: Problem, *, exactly: bool = False) -> str:
     """Name the plans that the pipeline bounds speak about; exactly: of as many pipelines as are forced."""
     sizes = ", ".join(map(str, problem.microbatch_sizes))
     number, pins = problem.forced.num_pipelines, problem.forced.pins
-    which = "pipelines" if number is None else f"{number} pipeline{'s' * (number > 1)}"
-    which = which if number is None or exactly else f"at most {which}"
+    most = "" if exactly else "at most "
+    which = "pipelines" if number is None else f"{most}{number} pipeline{'s' * (number > 1)}"
     kept = " with pinned layers" if pins else ""
     states = " and keep nothing on hosts" if has_host_memory(problem.cluster) else ""
     return f"{which}{kept} that share no device{states}, microbatches of {sizes} and a smaller last one"

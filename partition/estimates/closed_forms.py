@@ -70,6 +70,8 @@ def within_waiting(
     flights = list(in_flight)
     steps = [before - behind for before, behind in pairwise(needed)]
     for stage in range(len(flights) - 1, 0, -1):
+        if flights[stage - 1] <= flights[stage]:
+            continue
         room = waiting(stage, flights[stage])
         while flights[stage - 1] > flights[stage] + room and flights[stage] > needed[stage]:
             flights[stage] -= 1

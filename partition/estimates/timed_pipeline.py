@@ -138,7 +138,8 @@ class PipelineTiming:
         """Return in_flight of all stages, given those with a backward, lowered to what takes its messages."""
         return self._behind(num_microbatches, self._lowered(in_flight, self._reached))
 
-    def _lowered(self, in_flight: Sequence[int], needed: Sequence[int] | None = None) -> tuple[int, ...]:
+    def _lowered(self, in_flight: Sequence[int], needed: Sequence[int]) -> tuple[int, ...]:
+        """Return `within_waiting` of the stages with a backward."""
         stages = self.stages[self.first_backward :]
 
         def waiting(stage: int, flight: int) -> int:
@@ -146,7 +147,7 @@ class PipelineTiming:
             layers = (it.start, it.stop)
             return self.costs.waiting(it.device, layers, self.microbatch_size, flight, recompute=it.recompute)
 
-        return within_waiting(in_flight, waiting, in_flight if needed is None else needed)
+        return within_waiting(in_flight, waiting, needed)
 
     def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages, given those with a backward: before them are all microbatches."""
@@ -179,8 +180,7 @@ class PipelineTiming:
 
     def needed_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
         """Return the in_flight that the pipeline's own period needs, or the shortest that memory takes."""
-        capped = cap_in_flight(self._reached, self._caps_of(num_microbatches))
-        return self._within(num_microbatches, capped)
+        return self.within_memory(num_microbatches, self._behind(num_microbatches, self._reached))
 
     def within_memory(self, num_microbatches: int, wanted: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages that is as near to what is wanted as memory allows."""
@@ -231,7 +231,7 @@ class PipelineTiming:
     def _holds(self, flights: Sequence[int]) -> bool:
         """Return whether memory takes an in_flight of the stages with a backward."""
         caps = self.caps[self.first_backward :]
-        return all(map(operator.le, flights, caps)) and tuple(flights) == self._lowered(flights)
+        return all(map(operator.le, flights, caps)) and tuple(flights) == self._lowered(flights, flights)
 
     def _spread(self, caps: Sequence[int], more: int) -> tuple[int, ...]:
         needed = self._reached

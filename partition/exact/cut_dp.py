@@ -27,10 +27,7 @@ from partition.exact.cut_places import CompiledPlace, Place, Places
 from partition.problem import Problem
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
-MORE_BEFORE = (
-    1,
-    0,
-)  # in flight in the stage before each; the second where memory takes no cuts with the first
+MORE_BEFORE = (1, 0)  # in flight in the stage before each; the latter where memory takes no cuts else
 LONGER = 1.5
 LONGER_PERIODS = 4  # that are tried for few devices
 

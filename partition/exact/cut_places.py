@@ -199,12 +199,11 @@ class Places:
         if key not in self._bands:
             class_index, microbatch_size, recompute, more_before = key
             size = self._tables.at(microbatch_size)
-            busy_s = size.busy_s[class_index]
-            plain, again = (size.caps(recompute=flag, more_before=more_before) for flag in (False, True))
-            band = Band.of(busy_s, plain[class_index])
+            caps, busy_s = partial(size.caps, more_before=more_before), size.busy_s[class_index]
+            band = Band.of(busy_s, caps(recompute=False)[class_index])
             if recompute:
                 again_s = busy_s + size.forward_s[class_index]
-                band = band.with_others(Band.of(again_s, again[class_index]))
+                band = band.with_others(Band.of(again_s, caps(recompute=True)[class_index]))
             self._bands[key] = band
         return self._bands[key]
 
