@@ -128,8 +128,8 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
 
 def _far_from_columns(contest: Contest, search: PipelineSearch, far: float) -> bool:
     """Return whether the best step is so many times that of the relaxed programme, either way."""
-    columns = search.columns
-    return columns is not None and not 1 / far <= contest.step_s / columns.step_s <= far
+    least_s = search.relaxed_s
+    return search.columns is not None and not least_s / far <= contest.step_s <= least_s * far
 
 
 def _enter_near_numbers(

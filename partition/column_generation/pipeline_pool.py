@@ -1,6 +1,7 @@
 """New sets of pipelines out of all those that a search has looked at."""
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,17 +17,27 @@ CLOSE = 1e-3  # relative: how exactly the least step of the relaxed programme is
 SECANTS = 6
 MOST_COLUMNS = 300  # of the integer programme
 
-_Uses = tuple[int, ...]
+Uses = tuple[int, ...]
 """How many devices of each class a pipeline takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Relaxed:
-    """A relaxed programme of a step time. best: of each `_Uses`, the most samples, and who does them."""
+class Relaxed:
+    """A relaxed programme of a step time. best: of each `Uses`, the most samples, and who does them."""
 
     step_s: float
-    best: dict[_Uses, tuple[int, PipelineTiming]]
+    best: dict[Uses, tuple[int, PipelineTiming]]
     master: MasterProblem
+
+    def worth(self, uses: Sequence[int], samples: int) -> float:
+        """Return samples over the price of the devices that do them: 1 where the programme uses them."""
+        price = float(np.dot(self.master.prices, uses)) + self.master.each
+        return samples / max(price, 1e-9)
+
+    def ranked(self) -> list[tuple[float, PipelineTiming]]:
+        """Return (worth, timing) of the best pipeline on each devices, most worth first."""
+        worths = [(self.worth(uses, samples), timing) for uses, (samples, timing) in self.best.items()]
+        return sorted(worths, key=lambda pair: -pair[0])
 
 
 class PipelinePool:
@@ -44,16 +55,21 @@ class PipelinePool:
         self._timings, self._batch = timings, batch
         self._class_index = classes.class_indices()
         self._known = 0
-        self._columns: dict[_Uses, list[PipelineTiming]] = {}
+        self._columns: dict[Uses, list[PipelineTiming]] = {}
 
     def pipelines(self, step_s: float) -> tuple[float, list[ClassPipeline]]:
         """Return (seconds, whole pipelines) of a step shorter than step_s; (inf, none) if none is promised.
 
         The seconds are those of the relaxed programme, in which the whole pipelines do nearly the batch.
         """
+        relaxed = self.least(step_s * (1 - PROMISED))
+        return (math.inf, []) if relaxed is None else (relaxed.step_s, self._whole(relaxed))
+
+    def least(self, step_s: float) -> Relaxed | None:
+        """Return the relaxed programme of the least step up to step_s; None where none does the batch."""
         self._gather()
-        found: _Relaxed | None = None
-        low, high, trial_s = 0.0, step_s, step_s * (1 - PROMISED)
+        found: Relaxed | None = None
+        low, high, trial_s = 0.0, step_s, step_s
         for _ in range(SECANTS):
             relaxed = self._relaxed(trial_s)
             share = relaxed.master.samples / self._batch if relaxed.master.met else 0.0
@@ -62,36 +78,43 @@ class PipelinePool:
                 if share < 1 + CLOSE:
                     break
             elif found is None:
-                return math.inf, []
+                return None
             else:
                 low = trial_s
             margin = 0.1 * (high - low)
             trial_s = min(max(trial_s / max(share, 1e-9), low + margin), high - margin)
-        assert found is not None
-        return found.step_s, self._whole(found)
+        return found
+
+    def uses(self, timing: PipelineTiming) -> Uses:
+        """Return how many devices of each class a pipeline takes."""
+        uses = [0] * len(self.classes.members)
+        for class_index in self.class_indices(timing):
+            uses[class_index] += 1
+        return tuple(uses)
+
+    def class_indices(self, timing: PipelineTiming) -> list[int]:
+        """Return the class of each stage's device."""
+        return [self._class_index[stage.device.name] for stage in timing.stages]
 
     def _gather(self) -> None:
         """Take up the timings made since the last call."""
         timings = self._timings.timings
         for timing in timings[self._known :]:
-            if timing.fits:
-                uses = [0] * len(self.classes.members)
-                for stage in timing.stages:
-                    uses[self._class_index[stage.device.name]] += 1
-                if all(use <= count for use, count in zip(uses, self.classes.counts, strict=True)):
-                    self._columns.setdefault(tuple(uses), []).append(timing)
+            uses = self.uses(timing)
+            if timing.fits and all(map(operator.le, uses, self.classes.counts)):
+                self._columns.setdefault(uses, []).append(timing)
         self._known = len(timings)
 
-    def _relaxed(self, step_s: float) -> _Relaxed:
+    def _relaxed(self, step_s: float) -> Relaxed:
         best = {}
         for uses, timings in self._columns.items():
             samples, found = self._most(timings, step_s)
             if samples:
                 best[uses] = (samples, found)
         if not best:
-            return _Relaxed(step_s, best, MasterProblem(0.0, np.zeros(0), np.zeros(len(self.classes.counts))))
+            return Relaxed(step_s, best, MasterProblem(0.0, np.zeros(0), np.zeros(len(self.classes.counts))))
         values = [samples for samples, _ in best.values()]
-        return _Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts, self.limits))
+        return Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts, self.limits))
 
     def _most(self, timings: Sequence[PipelineTiming], step_s: float) -> tuple[int, PipelineTiming]:
         """Return the most samples that one of them does in a step, and which; few clocks are asked."""
@@ -108,7 +131,7 @@ class PipelinePool:
                 samples, found = most, timings[-place]
         return samples, found
 
-    def _whole(self, relaxed: _Relaxed) -> list[ClassPipeline]:
+    def _whole(self, relaxed: Relaxed) -> list[ClassPipeline]:
         """Choose whole numbers of the columns that are worth most beyond the prices of their devices."""
         columns = [(uses, samples, timing) for uses, (samples, timing) in relaxed.best.items()]
         prices = relaxed.master.prices

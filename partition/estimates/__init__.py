@@ -9,13 +9,14 @@ add what they do to one another, step_estimate is of whole plans, devices shared
 finds in_flight where they are, batch_split shares out the samples, optimizer_sharding the optimizer states,
 group_sharding says how much of a group is sharded, ranking compares plans, plan_memory counts their bytes,
 host_moves times what hosts keep, and host_fetches what GPUs get through them; weight_gathers bounds steps
-that gather weights. effort is the one table of how much work the planner spends at which size. No search
-here: every other chapter of `partition` builds on this one.
+that gather weights. effort is the one table of how much work the planner spends at which size, family_effort
+its part for families. No search here: every other chapter of `partition` builds on this one.
 
 For others:
     clocks: Clocks; compiled: compiled
     arrays: Floats, Singles, Integers, Places, Bools
-    effort: effort_for, LARGE, SimulatorEffort, Sweeps, Walks
+    effort: effort_for, LARGE, ColumnEffort, SimulatorEffort, Sweeps, Walks
+    family_effort: FamilyEffort, FamilyWalk
     device_classes: DeviceClasses, ClassOrder, equal_devices
     amounts: Amount; layer_bytes: LayerBytes, between
     stage_tables: ProblemTables, SizeTables, working_table, FAR_S

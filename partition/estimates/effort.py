@@ -7,10 +7,34 @@ Numbers that belong to a formula stay beside it.
 import math
 from dataclasses import dataclass, replace
 
+from partition.estimates.family_effort import (
+    FAMILY_WALKS,
+    FAR,
+    LARGE_FAMILIES,
+    FamilyEffort,
+    fewer_pairs,
+    more_starts,
+    wider,
+)
+
 SEVERAL_ORDERS, FEW, SMALL, LARGE = 4, 8, 16, 128
-"""Devices up to which effort changes most: every order of devices is cut; the simulator always has the last
-word on small changes; walks near the relaxed step are short; anything walks, devices are shared by cuts that
-are shifted, and whole programmes are rounded, not only what a floor leaves."""
+"""Devices up to which effort changes most: every order of devices is cut; the simulator always judges small
+changes; walks near the relaxed step are short; anything walks, devices are shared by shifted cuts, and whole
+programmes are rounded, not only what a floor leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnEffort:
+    """Pipelines that are changed for more samples at the prices of their devices, before a recombination."""
+
+    changed: int
+    """Pipelines of a round, those worth most for their price."""
+    most_in_vain: int
+    """New ones that a pipeline is changed into in a row, none of them better."""
+    rounds: int = 8
+    """Each with new prices."""
+    most_stale: int = 1
+    """Rounds in a row that may make the relaxed step shorter by less than 0.1 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +43,8 @@ class StartEffort:
 
     every_order: bool
     """Whether every order of every subset of the devices is cut as one pipeline, not only likely ones."""
+    columns: ColumnEffort | None
+    """Of which a start is made, once there are others, where nothing walks."""
     chain_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
     """Devices of a single pipeline that are tried, those with most memory or speed."""
     timed_chains: int = 4
@@ -58,11 +84,23 @@ class Walks:
     least_gain: float
     """Relative."""
     most: int = 30
+    columns_first: ColumnEffort | None = None
+    """In place of the first walk."""
+    columns: ColumnEffort | None = None
+    """After each other walk."""
+    columns_last: ColumnEffort | None = None
+    """Where turns do not pay any more."""
 
 
-LONG_WALKS = Walks(walk=Sweeps(tries=400), most_failed=3, least_gain=1e-3)
-LONGEST_WALKS = Walks(walk=Sweeps(tries=1200, most_failed=4), most_failed=6, least_gain=1e-3)
-FAR_WALKS = replace(LONGEST_WALKS, walk=replace(LONGEST_WALKS.walk, threshold=0.03))
+FEW_COLUMNS = ColumnEffort(changed=8, most_in_vain=6)
+LONG_WALKS = Walks(walk=Sweeps(tries=400), most_failed=3, least_gain=1e-3, columns_last=FEW_COLUMNS)
+LONGEST_WALKS = replace(LONG_WALKS, walk=Sweeps(tries=1200, most_failed=4), most_failed=6)
+FAR_WALKS = replace(
+    LONGEST_WALKS,
+    walk=replace(LONGEST_WALKS.walk, threshold=0.03),
+    columns_first=ColumnEffort(changed=16, most_in_vain=40, most_stale=2),
+    columns=ColumnEffort(changed=8, most_in_vain=20, rounds=2),
+)
 SHORT_WALKS = Walks(walk=Sweeps(tries=120), most_failed=1, least_gain=2e-2)
 
 
@@ -148,124 +186,6 @@ class ChoiceEffort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyWalk:
-    """Walks among families by their estimates, of which the best are simulated."""
-
-    threshold: float
-    """Relative: a change may be longer by so much at first, by nothing in the end."""
-    tries: int
-    """Changes at random of each walk."""
-    starts: int = 4
-    more_moves: bool = False
-    """Whether with those of `MORE_MOVES`, among them other numbers of families."""
-    simulated: int = 16
-    """Unlike ones of all that were seen, least estimates first."""
-    settled: int = 4
-    """Of these, best first: those of which all that are one change away are looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyEffort:
-    """Families of pipelines that are all alike, where sync or queues of messages take much of a step."""
-
-    least_gap: float = 0.03
-    """Share by which the best simulated step must be above its clock for families to be tried, unless there
-    is much sync."""
-    least_sync: float = 0.01
-    """Share of that step that a card must take at least to sum the whole model."""
-    near: float = 1.01
-    """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
-    walk_lead: float = 0.03
-    """Relative: families ahead of the sets from which walks would begin by more than this: nothing walks."""
-    clear_lead: float = 0.01
-    """Relative: where families are ahead by more and there is much sync, the simulator changes no single
-    pipelines, of which each change takes longer on more devices."""
-    most_stages: int = 8
-    """Of a chain."""
-    most_vectors: int = 3000
-    """Vectors of devices per class that are ranked; with many classes chains are shorter for it."""
-    kept: int = 28
-    """Vectors that are cut, least closed forms first."""
-    kept_with_rest: int = 9
-    """Those that are cut too as best if the devices that they leave over do their part."""
-    second: int = 24
-    """Families that may get a second one on the devices that they leave over."""
-    second_options: int = 20
-    """Second families of each of them that a closed form is asked of."""
-    pairs: int = 24
-    """Of all of these, those that are cut."""
-    filled: int = 6
-    """Of the families of least estimate, those that get the second one that does most, too."""
-    aligned: bool = True
-    """Whether cuts of the two are moved to the same layers."""
-    simulated: int = 64
-    """Starts that are simulated at most."""
-    always_simulated: int = 16
-    """Starts that are simulated whatever they take."""
-    most_starts_in_vain: int = 36
-    """Of them in a row that are no better, after which no other is simulated."""
-    most_start_ticks: int = 400_000
-    """Microbatches x stages of starts, after which no other is simulated."""
-    estimated_hopeless: float = 1.2
-    """Times the best step that is known: if no estimate is below, none is simulated."""
-    hopeless: float = 1.1
-    """Times the best step that is known: if no family is below, none is changed."""
-    smoothed: int = 8
-    """Best starts of which layers are moved while estimates get shorter, before the best are changed."""
-    climbed: int = 5
-    """Starts that are changed, best first."""
-    climb_hopeless: float = 1.15
-    """Times the best start's step: none as slow is changed."""
-    climb_tries: int = 30
-    """Random changes of each start; in the end all that are one change away from the best follow."""
-    most_in_vain: int = 16
-    """Of them in a row, after which changing at random ends."""
-    most_changes: int = 400
-    """Random changes of a start, most of which lead nowhere or were tried before."""
-    most_climb_ticks: int = 1_600_000
-    """Microbatches x stages of all changes, after which changing ends."""
-    rounds: int = 1
-    """Times that the best are changed, with other random changes each time."""
-    parts_of_room: tuple[float, ...] = ()
-    """Numbers of copies that are looked at, too: shares of the most there is room for."""
-    walks: tuple[FamilyWalk, ...] = ()
-    """One after the other, once the best are changed."""
-    far: float = 0.0
-    """Times the relaxed step: nothing is looked for where as good a step is known. So the network decides how
-    long a search takes: where it costs next to nothing, a plan is as good as that soon."""
-    where_near: "FamilyEffort | None" = None
-    """In place of all that where the step that is known before is within `FAR` of the relaxed one."""
-    then: tuple["FamilyEffort", ...] = ()
-    """Of all that again, one after the other, from what is known by then."""
-
-
-FAMILY_WALKS = (
-    FamilyWalk(threshold=0.03, tries=1500),
-    FamilyWalk(threshold=0.06, tries=1500, starts=8, more_moves=True),
-)
-FAR = 1.05
-"""Times the relaxed step, which knows neither sums nor queues: from there on the network decides."""
-
-
-def _fewer_pairs(families: FamilyEffort) -> FamilyEffort:
-    """Return an effort that looks at fewer families side by side, which gain little near the relaxed step."""
-    return replace(families, second=6, second_options=6, pairs=8, filled=2, aligned=False)
-
-
-LARGE_FAMILIES = _fewer_pairs(
-    FamilyEffort(
-        kept=14,
-        kept_with_rest=6,
-        always_simulated=4,
-        most_start_ticks=250_000,
-        smoothed=2,
-        climbed=1,
-        most_climb_ticks=400_000,
-    )
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """What the planner does for a cluster of one size."""
 
@@ -280,9 +200,8 @@ class Effort:
 def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False) -> Effort:
     """Return the effort for a cluster of so many devices. thorough: some five times as much.
 
-    forced: for what the user has decided in part. Far from the best plan sums and messages often take long,
-    so that the simulator would be asked all the time: of 52 devices in 2 pipelines small changes took 18 of
-    25 s and gained nothing. A little it is asked always: on 12 devices in 2 pipelines that gains 0.4 %.
+    forced: for what the user has decided in part. Sums and messages often take long there, so that the
+    simulator would be asked all the time, for nothing; a little it is asked always.
 
     >>> effort_for(8).simulator.always, effort_for(9).simulator.always, effort_for(129).simulator
     (True, False, None)
@@ -291,12 +210,12 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
     families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
     if num_devices >= SMALL:
-        near_families = _fewer_pairs(families)
+        near_families = fewer_pairs(families)
         if num_devices <= 2 * SMALL:
             near_families = replace(near_families, smoothed=4, climbed=3)
         families = replace(families, where_near=near_families)
     if not few:
-        more = _more_starts(families, 4) if num_devices > SMALL else families
+        more = more_starts(families, 4) if num_devices > SMALL else families
         families = replace(families, then=(replace(more, walks=FAMILY_WALKS, far=FAR),))
     simulator = SimulatorEffort(
         always=few or forced,
@@ -306,7 +225,10 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
         tries = 120 if num_devices <= SMALL else 30
         simulator = replace(simulator, climb_tries=tries, most_ticks=simulator.most_ticks // 4)
     effort = Effort(
-        starts=StartEffort(every_order=num_devices <= SEVERAL_ORDERS),
+        starts=StartEffort(
+            every_order=num_devices <= SEVERAL_ORDERS,
+            columns=ColumnEffort(changed=16, most_in_vain=6) if large else None,
+        ),
         search=SearchEffort(
             climb_tries=max(20, 30 * SMALL // max(SMALL, num_devices)),
             walks=None if large else LONG_WALKS,
@@ -333,7 +255,7 @@ def _thorough(effort: Effort) -> Effort:
     if search.walks is not None:
         search = replace(search, walks=LONGEST_WALKS, walks_near=LONGEST_WALKS, walks_far=FAR_WALKS)
     longer = tuple(replace(walk, tries=4 * walk.tries) for walk in FAMILY_WALKS)
-    then = _wider(families, 4), replace(_wider(families, 12), walks=longer)
+    then = wider(families, 4), replace(wider(families, 12), walks=longer)
     families = replace(families, where_near=None, then=then)
     if simulator is not None:
         simulator = replace(
@@ -344,34 +266,3 @@ def _thorough(effort: Effort) -> Effort:
             most_ticks=8 * simulator.most_ticks,
         )
     return replace(effort, families=families, simulator=simulator, search=search)
-
-
-def _more_starts(families: FamilyEffort, times: int) -> FamilyEffort:
-    """Return an effort that cuts so many times the vectors, and more pairs, and simulates more of them."""
-    return replace(
-        families,
-        kept=times * families.kept,
-        kept_with_rest=times * families.kept_with_rest,
-        second=4 * families.second,
-        pairs=8 * families.pairs,
-        filled=3 * families.filled,
-        simulated=6 * families.simulated,
-        always_simulated=4 * families.always_simulated,
-        most_starts_in_vain=4 * families.most_starts_in_vain,
-        most_start_ticks=8 * families.most_start_ticks,
-    )
-
-
-def _wider(families: FamilyEffort, times: int) -> FamilyEffort:
-    """Return an effort with more starts, other numbers of copies too, and more changes of more of them."""
-    return replace(
-        _more_starts(families, times),
-        smoothed=3 * families.smoothed,
-        climbed=2 * families.climbed,
-        climb_tries=4 * families.climb_tries,
-        most_in_vain=4 * families.most_in_vain,
-        most_changes=4 * families.most_changes,
-        most_climb_ticks=24 * families.most_climb_ticks,
-        rounds=10,
-        parts_of_room=(0.75, 0.5, 1 / 3, 0.25),
-    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations, permutations
 
 from partition.estimates.device_classes import ClassOrder
-from partition.estimates.effort import FamilyEffort
+from partition.estimates.family_effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, Outline
 from partition.local_search.family_alignment import aligned, cut_at, descended
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter

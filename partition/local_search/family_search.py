@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from partition.estimates.batch_split import share_out
-from partition.estimates.effort import FAR, FamilyEffort, FamilyWalk
+from partition.estimates.family_effort import FAR, FamilyEffort, FamilyWalk
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 from partition.local_search.families import FamilySet, FamilySpace
 from partition.local_search.family_cuts import FamilyCutter
@@ -36,11 +36,11 @@ def families_may_win(search: PipelineSearch, step_s: float) -> bool:
     Or some of it where that step is far above its clock. On clusters so large that no set walks, whether it
     is above the relaxed step. False before the search has found anything.
     """
-    effort, columns = search.effort, search.columns
-    if search.best is None or columns is None or not 0.0 < step_s < math.inf:
+    effort = search.effort
+    if search.best is None or search.columns is None or not 0.0 < step_s < math.inf:
         return False
     if effort.search.walks is None:
-        return step_s > effort.families.near * columns.step_s
+        return step_s > effort.families.near * search.relaxed_s
     share = sync_share(search, step_s)
     if share >= effort.search.much_sync:
         return True
@@ -59,7 +59,7 @@ def best_families(
     """
     effort = search.effort.families
     simulated = _Simulated(search, FamilyCutter(search, FamilySpace(search)), simulate)
-    relaxed_s = search.columns.step_s if search.columns is not None else 0.0
+    relaxed_s = search.relaxed_s if search.columns is not None else 0.0
     first = effort.where_near if effort.where_near is not None and step_s <= FAR * relaxed_s else effort
     for turn, wider in enumerate((first, *effort.then)):
         if min(step_s, simulated.least_s) <= wider.far * relaxed_s:

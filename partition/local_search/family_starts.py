@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, islice, zip_longest
 
 from partition.estimates.device_classes import ClassOrder
-from partition.estimates.effort import FamilyEffort
+from partition.estimates.family_effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_alignment import with_aligned_cuts
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter

@@ -8,7 +8,7 @@ step on the way are found so, and others at which a climb would end are left aga
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
-from partition.estimates.effort import FamilyWalk
+from partition.estimates.family_effort import FamilyWalk
 from partition.local_search.families import FamilySet
 from partition.local_search.family_moves import MORE_MOVES, MOVES, FamilyClimb
 

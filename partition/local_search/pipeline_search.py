@@ -9,10 +9,11 @@ from partition.column_generation.column_generation import Columns
 from partition.column_generation.pipeline_pool import PipelinePool
 from partition.constraints.dealt_devices import NUMBERS
 from partition.estimates.batch_split import share_out
-from partition.estimates.effort import Walks
+from partition.estimates.effort import ColumnEffort, Walks
 from partition.estimates.network_cards import CardLoad
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.local_search.alike_sets import AlikeSets
+from partition.local_search.column_search import ColumnSearch
 from partition.local_search.moves import EvaluateSet, LocalSearch, PipelineSet
 from partition.local_search.starts import (
     SearchSpace,
@@ -51,15 +52,18 @@ class PipelineSearch(SearchSpace):
     """A search and what it knows so far, for its own later steps and for a bound.
 
     columns: the relaxed programme; best: seconds of the best set, without gradient sync. None before it has
-    searched. like: see `SearchSpace`.
+    searched. relaxed_s: the relaxed step over all pipelines seen, as far as it is known. like: see
+    `SearchSpace`.
     """
 
     def __init__(self, problem: Problem, like: SearchSpace | None = None) -> None:
         super().__init__(problem, like)
         self.columns: Columns | None = None
+        self.relaxed_s = math.inf
         self.best: float | None = None
         limits = self.wishes.limits(self.classes.merged())
         self._pool = PipelinePool(self.timings, self.classes.merged(), problem.global_batch_size, limits)
+        self._column_search = ColumnSearch(self.cut_optimizer, self._pool)
         self._cards, self._alike = CardLoad(self.costs), AlikeSets(self.classes)
 
     def search(self, evaluate: EvaluateSet, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
@@ -101,6 +105,7 @@ class PipelineSearch(SearchSpace):
         sources = [("singles", singles(self)), ("chain", self._chain)]
         sources += [("known", timed) for timed in known]
         self.columns = relaxed(self, self.columns, self.limits)
+        self.relaxed_s = self.columns.step_s
         sources += [("columns", timed) for timed in from_columns(self, self.columns, self.limits)]
         sources += [(f"{DEALT} {place}", timed) for place, timed in enumerate(wished(self))]
         found = [PipelineSet(self.clock_s(timed), tuple(timed), name) for name, timed in sources if timed]
@@ -108,6 +113,8 @@ class PipelineSearch(SearchSpace):
         found = [start for start in found if math.isfinite(start.step_s)]
         for start in found:
             self._note(start.step_s)
+        if found and (columns := self.effort.starts.columns):
+            found += self._of_more_columns(min(start.step_s for start in found), columns)
         return sorted(found, key=_order)
 
     def improve_with_simulator(
@@ -133,13 +140,24 @@ class PipelineSearch(SearchSpace):
 
     def recombined(self, best: PipelineSet, evaluate: EvaluateSet) -> list[PipelineSet]:
         """Return the best set of pipelines that were all looked at before, where it promises more."""
-        step_s, pipelines = self._pool.pipelines(self.clock_s(best.timed))
-        timed = realise(self, pipelines, step_s, self._pool.classes)
+        mixed = self._mixed(self.clock_s(best.timed))
+        return [replace(entry, step_s=evaluate(entry.timed, entry.step_s)) for entry in mixed]
+
+    def _mixed(self, step_s: float) -> list[PipelineSet]:
+        """Return the best set of all pipelines seen, by its clocks, where it promises a shorter step."""
+        promised_s, pipelines = self._pool.pipelines(step_s)
+        timed = realise(self, pipelines, promised_s, self._pool.classes)
         clock_s = self.clock_s(timed) if timed else math.inf
         if math.isinf(clock_s):
             return []
         self._note(clock_s)
-        return [PipelineSet(evaluate(timed, clock_s), tuple(timed), "mixed")]
+        return [PipelineSet(clock_s, tuple(timed), "mixed")]
+
+    def _of_more_columns(self, step_s: float, effort: ColumnEffort) -> list[PipelineSet]:
+        """Return the best set of all pipelines seen, once more were made by the prices of their devices."""
+        relaxed_s = self._column_search.search(step_s, effort, seed=0)
+        self.relaxed_s = min(self.relaxed_s, relaxed_s)
+        return self._mixed(step_s)
 
     def plan(self, strategy: str, timed: Sequence[TimedPipeline]) -> Plan | None:
         """Return the plan of a set of pipelines, samples shared out; None where they cannot do the batch.
@@ -198,8 +216,8 @@ class PipelineSearch(SearchSpace):
         Where a step is not near what the relaxed programme promises, so that sums or messages may have made
         the number wrong. Numbers that would be slower even if all stages were equal are not dealt.
         """
-        effort, columns_s = self.effort.search, self.columns.step_s if self.columns else math.inf
-        if self.problem.forced != Forced() or best.step_s <= effort.near * columns_s:
+        effort = self.effort.search
+        if self.problem.forced != Forced() or best.step_s <= effort.near * self.relaxed_s:
             return
         sizes = sorted({pipeline.microbatch_size for pipeline in best.timed})
         found = []
@@ -228,17 +246,21 @@ class PipelineSearch(SearchSpace):
             return []
         found, start, failed, threshold = [best], best, 0, walks.walk.threshold
         for turn in range(walks.most):
-            before = best
-            found += threshold_accepting(self.cut_optimizer, start, evaluate, walks.walk, seed=turn)
-            best = _best(found)
-            self._note(self.clock_s(best.timed))
+            before, last = best, failed == walks.most_failed
+            alone = walks.columns_first if turn == 0 else walks.columns_last if last else None
+            if alone is None:
+                found += threshold_accepting(self.cut_optimizer, start, evaluate, walks.walk, seed=turn)
+                best = _best(found)
+                self._note(self.clock_s(best.timed))
+            if columns := alone or walks.columns:
+                self._column_search.search(self.clock_s(best.timed), columns, seed=turn)
             mixed = self.recombined(best, evaluate)
             found += mixed
             # a new set is the place to go on from even where it is slower by what a walk's threshold allows
             start = min([best, *mixed], key=lambda it: it.step_s / (1 + threshold * (it is not best)))
             best = _best([best, *mixed])
             failed = 0 if best.step_s < before.step_s * (1 - walks.least_gain) else failed + 1
-            if failed == walks.most_failed:
+            if failed > walks.most_failed or (failed == walks.most_failed and not walks.columns_last):
                 break
         return found[1:]
 
@@ -246,10 +268,9 @@ class PipelineSearch(SearchSpace):
         effort = self.effort.search
         if effort.walks is None:
             return None
-        columns_s = self.columns.step_s if self.columns else math.inf
-        if self.clock_s(best.timed) > effort.far * columns_s:
+        if self.clock_s(best.timed) > effort.far * self.relaxed_s:
             return effort.walks_far
-        near = self.best is not None and self.best <= effort.near * columns_s
+        near = self.best is not None and self.best <= effort.near * self.relaxed_s
         return effort.walks_near if near and not self._much_sync(best) else effort.walks
 
     def _much_sync(self, best: PipelineSet) -> bool:

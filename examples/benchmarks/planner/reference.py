@@ -29,7 +29,7 @@ from hetpipe.simulation.prediction import evaluator
 from main import ninetieth
 from partition.auto import auto
 from partition.bounds.best_bound import best_bound
-from partition.estimates.effort import FamilyEffort
+from partition.estimates.family_effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.family_moves import FamilyClimb

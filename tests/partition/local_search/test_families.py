@@ -11,7 +11,8 @@ from cost_model.cluster import Link, NodeLink
 from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes, random_sync_problem
 from partition.auto import auto
-from partition.estimates.effort import FAR, FamilyEffort, effort_for
+from partition.estimates.effort import effort_for
+from partition.estimates.family_effort import FAR, FamilyEffort
 from partition.local_search import family_moves
 from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.family_cuts import FamilyCutter, card_messages_s
@@ -345,7 +346,7 @@ def test_more_is_looked_for_only_where_the_best_step_is_far_above_the_relaxed_on
     search.search(lambda _, seconds: seconds)
     first = found_with(search, LITTLE)
     assert search.columns is not None
-    above = min(first.values()) / search.columns.step_s
+    above = min(first.values()) / search.relaxed_s
     assert above > 1
     near, far = (
         found_with(search, replace(LITTLE, then=(replace(MORE, far=ratio * above),)))
@@ -357,11 +358,10 @@ def test_more_is_looked_for_only_where_the_best_step_is_far_above_the_relaxed_on
 def test_less_is_looked_for_where_the_step_that_is_known_is_near_the_relaxed_one() -> None:
     search = PipelineSearch(random_sync_problem(8))
     search.search(lambda _, seconds: seconds)
-    relaxed, known_s = search.columns, min(found_with(search, LITTLE).values())
-    assert relaxed is not None
+    known_s = min(found_with(search, LITTLE).values())
 
     def found(ratio: float, effort: FamilyEffort) -> set[object]:
-        search.columns = replace(relaxed, step_s=known_s / ratio)
+        search.relaxed_s = known_s / ratio
         return set(found_with(search, effort, known_s))
 
     both = replace(MORE, where_near=LITTLE)

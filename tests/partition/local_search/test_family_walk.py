@@ -10,7 +10,8 @@ import pytest
 from cost_model.cluster import Link
 from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes, random_sync_problem
-from partition.estimates.effort import FAMILY_WALKS, FamilyWalk, effort_for
+from partition.estimates.effort import effort_for
+from partition.estimates.family_effort import FAMILY_WALKS, FamilyWalk
 from partition.local_search.families import Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_alignment import aligned, with_aligned_cuts
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
