@@ -100,8 +100,7 @@ class PipelinePool:
         """Take up the timings made since the last call."""
         timings = self._timings.timings
         for timing in timings[self._known :]:
-            uses = self.uses(timing)
-            if timing.fits and all(map(operator.le, uses, self.classes.counts)):
+            if timing.fits and all(map(operator.le, uses := self.uses(timing), self.classes.counts)):
                 self._columns.setdefault(uses, []).append(timing)
         self._known = len(timings)
 

@@ -160,3 +160,10 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
     for device in devices:
         nodes.setdefault(device.node, []).append(device)
     return nodes
+
+
+def swapped(order: ClassOrder, place: int, other: int) -> ClassOrder:
+    """Return an order of classes with two of its places swapped."""
+    classes = list(order)
+    classes[place], classes[other] = classes[other], classes[place]
+    return tuple(classes)

@@ -34,7 +34,7 @@ class ColumnEffort:
     rounds: int = 8
     """Each with new prices."""
     most_stale: int = 1
-    """Rounds in a row that may make the relaxed step shorter by less than 0.1 %."""
+    """Rounds in a row that may make the relaxed step hardly shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 
 from partition.column_generation.pipeline_pool import PipelinePool, Relaxed
+from partition.estimates.device_classes import ClassOrder, swapped
 from partition.estimates.effort import ColumnEffort
 from partition.estimates.timed_pipeline import PipelineTiming
 from partition.exact.cut_dp import CutOptimizer
@@ -22,7 +23,7 @@ MOVES = ("replace", "replace", "insert", "insert", "drop", "order", "size")
 named."""
 REPEATED = 10  # times most_in_vain: changes of a pipeline, most of which may lead to what was made before
 LEAST_GAIN = 1e-3  # relative, of the relaxed step: a round that gains less is stale
-_Chain = tuple[tuple[int, ...], int]
+_Chain = tuple[ClassOrder, int]
 """The class of each device, from first to last stage, and the microbatch size."""
 
 
@@ -86,9 +87,7 @@ class ColumnSearch:
         elif move == "drop":
             classes = classes[:place] + classes[place + 1 :]
         else:
-            swapped, other = list(classes), rng.randrange(len(classes))
-            swapped[place], swapped[other] = swapped[other], swapped[place]
-            classes = tuple(swapped)
+            classes = swapped(classes, place, rng.randrange(len(classes)))
         return (classes, size) if self._possible(classes) else None
 
     def _possible(self, classes: Sequence[int]) -> bool:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations, permutations
 
-from partition.estimates.device_classes import ClassOrder
+from partition.estimates.device_classes import swapped
 from partition.estimates.family_effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, Outline
 from partition.local_search.family_alignment import aligned, cut_at, descended
@@ -149,8 +149,8 @@ class FamilyClimb:
         for size in self._space.problem.microbatch_sizes:
             if size != old.microbatch_size:
                 yield family._replace(outline=old._replace(microbatch_size=size))
-        swapped = (_swapped(old.chain, *pair) for pair in combinations(range(len(old.chain)), 2))
-        for swap in dict.fromkeys(swapped):
+        swaps = (swapped(old.chain, *pair) for pair in combinations(range(len(old.chain)), 2))
+        for swap in dict.fromkeys(swaps):
             if swap != old.chain:
                 yield family._replace(outline=old._replace(chain=swap))
 
@@ -180,7 +180,7 @@ class FamilyClimb:
         runs = {1, 2, 4, max(map(old.chain.count, old.chain))} - {old.run}
         yield from (old._replace(run=run) for run in sorted(runs))
         yield from (old._replace(copies=copies) for copies in sorted({old.copies - 1, old.copies // 2} - {0}))
-        chains = [_swapped(old.chain, *pair) for pair in combinations(places, 2)]
+        chains = [swapped(old.chain, *pair) for pair in combinations(places, 2)]
         for place in places:
             before, after = old.chain[:place], old.chain[place + 1 :]
             chains += [(*before, *after), *((*before, c, *after) for c in classes)]
@@ -231,7 +231,7 @@ class FamilyClimb:
             longest = max(map(chain.count, chain))
             return old._replace(run=rng.choice([run for run in (1, 2, 4, longest) if run != old.run]))
         if move == "order" and len(set(chain)) > 1:
-            return old._replace(chain=_swapped(chain, place, rng.randrange(len(chain))))
+            return old._replace(chain=swapped(chain, place, rng.randrange(len(chain))))
         if move == "drop" and len(chain) > 1:
             return old._replace(chain=chain[:place] + chain[place + 1 :])
         if move == "add":
@@ -257,13 +257,6 @@ def _cut_at_random(families: FamilySet, at: int, move: str, rng: random.Random) 
         return rng.choice(options) if options else None
     stages = range(len(family.cuts))
     return _shifted(family, *rng.sample(stages, 2)) if len(stages) > 1 else None
-
-
-def _swapped(chain: ClassOrder, place: int, other: int) -> ClassOrder:
-    """Return a chain with two of its stages swapped."""
-    swapped = list(chain)
-    swapped[place], swapped[other] = swapped[other], swapped[place]
-    return tuple(swapped)
 
 
 def _shifted_by_one(families: FamilySet, at: int) -> Iterator[Family]:
