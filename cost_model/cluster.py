@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -227,6 +227,11 @@ class Cluster:
         Raises: InputError with the nearest name if there is none.
         """
         return self._nodes_by_name[self.device(device).node]
+
+    def with_devices(self, change: Callable[[Device], Device]) -> "Cluster":
+        """Return the cluster with each device as a change makes it, names and nodes as they are."""
+        nodes = (dataclasses.replace(node, devices=tuple(map(change, node.devices))) for node in self.nodes)
+        return dataclasses.replace(self, nodes=tuple(nodes))
 
     @cached_property
     def _nodes_by_name(self) -> dict[str, Node]:

@@ -324,11 +324,7 @@ def _setter(
         if not names:
             known = [*(device.name for device in cluster.devices), *(node.name for node in cluster.nodes)]
             raise InputError(f"the cluster has no device or node {name!r}; {did_you_mean(name, known)}")
-        nodes = (
-            replace(node, devices=tuple(change(d, value) if d.name in names else d for d in node.devices))
-            for node in cluster.nodes
-        )
-        return replace(cluster, nodes=tuple(nodes))
+        return cluster.with_devices(lambda one: change(one, value) if one.name in names else one)
 
     return set_value
 

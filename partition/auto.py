@@ -12,17 +12,24 @@ from partition.baselines.strategy import Strategy, TooManyDevicesError
 from partition.bounds.best_bound import fractional_bound_s, sharded_bound
 from partition.constraints.wishes import check_forced
 from partition.estimates.effort import Effort
-from partition.estimates.gradient_sync import SyncCosts
-from partition.estimates.group_sharding import roomier_plans, sharded_plans
+from partition.estimates.group_sharding import roomier_plans, sharded_out_of, sharded_plans
 from partition.estimates.offloading import has_host_memory, offloaded_plans
-from partition.estimates.optimizer_sharding import unsharded
-from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
+from partition.estimates.optimizer_sharding import owned_elsewhere, unsharded
+from partition.estimates.ranking import Contest, Ranking, by_estimate
 from partition.estimates.timed_pipeline import TimedPipeline
-from partition.exact.chain_search import AUTO, search_chains
+from partition.exact.chain_search import AUTO
 from partition.exact.feasibility import least_pipelines
 from partition.local_search.family_search import best_families, families_may_win, sync_share
-from partition.local_search.moves import EvaluateSet, PipelineSet
+from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
+from partition.local_search.searched_plans import (
+    each_once,
+    improved_starts,
+    plans_of,
+    plans_of_sets,
+    with_as_many,
+    with_sync,
+)
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 from partition.shared_devices.interleaved import interleaved_plans
@@ -56,13 +63,16 @@ def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | Non
     """Return the best plan of all that is searched for, not yet by the name of `auto`."""
     problem = search.problem
     contest = Contest(ranking, search.costs, search.effort.choice)
-    _enter_pipelines(contest, search, ranking, evaluate)
+    families_lead = _enter_pipelines(contest, search, ranking, evaluate)
     contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
+        if contest.best is not None and not families_lead:
+            enter_sharded_for_speed(contest, search)
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, sharded_plans)))
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, roomier_plans)))
         _enter_sharded_again(contest, search)
+        enter_by_owners(contest, search)
     if has_host_memory(problem.cluster) and (contest.best is None or memory_binds(problem, search.costs)):
         offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
         contest.enter(by_estimate(search.costs, offloaded))
@@ -80,31 +90,34 @@ def _enter_pipelines(
     ranking: Ranking,
     evaluate: Evaluate | None,
     known: Sequence[list[TimedPipeline]] = (),
-) -> None:
+) -> bool:
     """Enter the plans of a search, of baselines, shared devices and interleaved pipelines.
+
+    Returns whether families lead.
 
     known: further starts, where what baselines find is entered already. Nothing walks where families lead,
     unless they are far from what the relaxed programme of few devices promises. The simulator changes no
     sets where the best plan is far below all their clocks: hardly any step is below its clock.
     """
     problem, costs = search.problem, search.costs
-    judge = _with_sync(search)
+    judge = with_sync(search)
     begun = search.begun(judge, known)
-    found = _each_once(begun.sets)
-    contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
+    found = each_once(begun.sets)
+    contest.enter(by_estimate(costs, plans_of_sets(search, found)))
     single_s = contest.step_s
     families_tried = _enter_families(contest, search, ranking, single_s)
     lead = search.effort.families.walk_lead
     undecided = _far_from_columns(contest, search, search.effort.choice.undecided)
     decided = contest.step_s < (1 - lead) * single_s and not undecided
     if not decided and search.effort.search.walks:
-        found = _each_once(search.walked(begun, judge))
-        plans = by_estimate(costs, _plans_of(search, found))
+        found = each_once(search.walked(begun, judge))
+        plans = by_estimate(costs, plans_of(search, found))
         contest.enter(plans)
         single_s = min([single_s, *(ranking(plan)[0] for plan in plans[:1])])
         if not families_tried:
             _enter_families(contest, search, ranking, single_s)
     clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
+    families_lead = contest.step_s < (1 - lead) * single_s
     if not known:
         contest.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
     hopeless = (1 - lead) * (search.best or 0.0) > contest.step_s
@@ -116,13 +129,14 @@ def _enter_pipelines(
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
     if not known:  # else `_from_least` does more
         _enter_near_numbers(contest, search, ranking, found)
+    return families_lead
 
 
 def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
     """Enter the best families if they may be better than a step of single pipelines; return whether."""
     if not families_may_win(search, single_s):
         return False
-    contest.enter_all(_plans_of(search, best_families(search, _step_of(ranking), single_s)[:1]))
+    contest.enter_all(plans_of(search, best_families(search, _step_of(ranking), single_s)[:1]))
     return True
 
 
@@ -152,9 +166,9 @@ def _enter_near_numbers(
         return
     shares = sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names)
     for number in _near_numbers(contest, [len(found[0].timed)] if found and shares else []):
-        wished = PipelineSearch(_with_as_many(problem, number), search)
-        begun = _improved_starts(wished)
-        plans = by_estimate(search.costs, _plans_of(wished, begun))
+        wished = PipelineSearch(with_as_many(problem, number), search)
+        begun = improved_starts(wished)
+        plans = by_estimate(search.costs, plans_of(wished, begun))
         contest.enter(plans)
         if plans:
             _enter_families(contest, wished, ranking, ranking(plans[0])[0])
@@ -184,9 +198,58 @@ def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
         return
     for number in _near_numbers(contest):
         if number > 1:
-            wished = PipelineSearch(_with_as_many(problem, number), search)
+            wished = PipelineSearch(with_as_many(problem, number), search)
             plans = _with_smaller_states(wished, contest.step_s, sharded_plans)
             contest.enter(by_estimate(search.costs, plans))
+
+
+def enter_sharded_for_speed(contest: Contest, search: PipelineSearch) -> None:
+    """Enter what one search with smaller states finds, on clusters too large to look for each amount.
+
+    Where its relaxed programme may promise a shorter step than the best plan's; it walks where what it begins
+    with is near that, once sharded, or does not fit then.
+    """
+    effort = search.effort.choice
+    if effort.sharded_share is None:
+        return
+    smaller, step_s = PipelineSearch(unsharded(search.problem, effort.sharded_share)), contest.step_s
+    if smaller.promised_s() > effort.sharded_promised * step_s:
+        return
+    judge = with_sync(smaller)
+    begun = smaller.begun(judge)
+
+    def sharded(sets: Iterable[PipelineSet]) -> list[Plan]:
+        plans = plans_of(smaller, each_once(sets))
+        return by_estimate(search.costs, sharded_out_of(search.problem, plans, Sharding.STATES))
+
+    plans = sharded(begun.sets)
+    contest.enter(plans)
+    found_s = min((contest.ranking(plan)[0] for plan in plans[: effort.always_simulated]), default=step_s)
+    if smaller.effort.search.walks and found_s < effort.sharded_near * step_s:
+        contest.enter(sharded(smaller.walked(begun, judge)))
+
+
+def enter_by_owners(contest: Contest, search: PipelineSearch) -> None:
+    """Enter what searches find that begin at the best plan, with its states where their owners keep them.
+
+    Only where it shards nothing but optimizer states. Searches with smaller states know what a device keeps
+    by its own layers alone, so that what fits in the end is chance; owners of what they find follow, in turn
+    while that is better.
+    """
+    effort, before_s = search.effort.choice, math.inf
+    for _ in range(effort.most_owners):
+        best = contest.best
+        if contest.step_s > before_s * (1 - effort.least_owners_gain):
+            return
+        before_s = contest.step_s
+        if best is None or best.state_owners is None or best.sharding is not Sharding.STATES or best.offloads:
+            return
+        smaller = PipelineSearch(owned_elsewhere(search.problem, best))
+        if not (known := smaller.timed(best)):
+            return
+        sets = each_once(smaller.search(with_sync(smaller), [known]))
+        plans = sharded_out_of(search.problem, plans_of(smaller, sets))
+        contest.enter(by_estimate(search.costs, plans))
 
 
 def _from_least(
@@ -220,55 +283,18 @@ def _from_least(
         yield contest.best
         if problem.forced.num_pipelines is None:
             with suppress(InfeasibleError):
-                yield auto(_with_as_many(problem, len(contest.best.pipelines)), evaluate)
-
-
-def _with_as_many(problem: Problem, number: int) -> Problem:
-    """Return the problem of which each plan has a number of pipelines."""
-    return dataclasses.replace(problem, forced=dataclasses.replace(problem.forced, num_pipelines=number))
+                yield auto(with_as_many(problem, len(contest.best.pipelines)), evaluate)
 
 
 def _named_auto(plan: Plan) -> Plan:
     return dataclasses.replace(plan, strategy=AUTO)
 
 
-def _improved_starts(search: PipelineSearch) -> list[PipelineSet]:
-    """Return the sets of a search, each once, by their clocks and gradient sync; least step first."""
-    return _each_once(search.search(_with_sync(search)))
-
-
-def _with_sync(search: PipelineSearch) -> EvaluateSet:
-    """Return the evaluation of sets by their clocks and gradient sync."""
-    sync = SyncCosts(search.costs)
-    return lambda timed, seconds: seconds + sync.exposed_s(timed)
-
-
-def _each_once(sets: Iterable[PipelineSet]) -> list[PipelineSet]:
-    found: dict[object, PipelineSet] = {}
-    for pipelines in sets:
-        found.setdefault(tuple(pipeline.stages for pipeline in pipelines.timed), pipelines)
-    return list(found.values())
-
-
-def _plans_of_sets(search: PipelineSearch, found: Sequence[PipelineSet]) -> Iterator[Plan]:
-    """Give the plans of sets, and on few devices those of exact single pipelines."""
-    yield from _plans_of(search, found)
-    chains = search.effort.choice.exact_chains
-    if chains:
-        for chain in search_chains(search.problem).plans[:chains]:
-            yield from variants(search.costs, chain)
-
-
 def _improved_with_simulator(
     search: PipelineSearch, found: Sequence[PipelineSet], ranking: Ranking
 ) -> Iterator[Plan]:
     """Give the plans of sets that the simulator finds better than those that the clocks found."""
-    return _plans_of(search, search.improve_with_simulator(found, _step_of(ranking)))
-
-
-def _plans_of(search: PipelineSearch, sets: Iterable[PipelineSet]) -> Iterator[Plan]:
-    plans = (search.plan(AUTO, pipelines.timed) for pipelines in sets)
-    return (plan for plan in plans if plan is not None)
+    return plans_of(search, search.improve_with_simulator(found, _step_of(ranking)))
 
 
 def _step_of(ranking: Ranking) -> Callable[[Plan], float]:
@@ -310,7 +336,7 @@ def on_one_node(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
         try:
             if fractional_bound_s(alone) < step_s:
                 smaller = PipelineSearch(alone)
-                yield from _plans_of(smaller, _improved_starts(smaller))
+                yield from plans_of(smaller, improved_starts(smaller))
         except InfeasibleError:
             continue
 
@@ -332,7 +358,7 @@ def _with_smaller_states(search: PipelineSearch, step_s: float, plans_out_of: Pl
 
     def plans_of(smaller: Problem) -> Iterator[Plan]:
         smaller_search = PipelineSearch(smaller)
-        return _plans_of_sets(smaller_search, _improved_starts(smaller_search))
+        return plans_of_sets(smaller_search, improved_starts(smaller_search))
 
     yield from plans_out_of(problem, plans_of)
 

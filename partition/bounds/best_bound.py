@@ -129,11 +129,8 @@ def sharded_bound(problem: Problem, sharding: Sharding = Sharding.STATES) -> Bou
     Where gradients are sharded, too, no memory is counted: they, and weights, may be anywhere.
     """
     if sharding.by_layer:
-        nodes = tuple(
-            replace(node, devices=tuple(replace(device, memory_bytes=AMPLE_BYTES) for device in node.devices))
-            for node in problem.cluster.nodes
-        )
-        problem = replace(problem, cluster=replace(problem.cluster, nodes=nodes))
+        ample = problem.cluster.with_devices(lambda device: replace(device, memory_bytes=AMPLE_BYTES))
+        problem = replace(problem, cluster=ample)
     profile = unsharded(problem, 0.0).profile
     kinds = {name: replace(kind, optimizer_s_per_byte=0.0) for name, kind in profile.kinds.items()}
     free = replace(problem, profile=replace(profile, kinds=kinds))

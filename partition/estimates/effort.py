@@ -92,6 +92,7 @@ class Walks:
     """Where turns do not pay any more."""
 
 
+SHARDED_SHARE = 0.125  # of optimizer states; see `optimizer_sharding.SHARES`
 FEW_COLUMNS = ColumnEffort(changed=8, most_in_vain=6)
 LONG_WALKS = Walks(walk=Sweeps(tries=400), most_failed=3, least_gain=1e-3, columns_last=FEW_COLUMNS)
 LONGEST_WALKS = replace(LONG_WALKS, walk=Sweeps(tries=1200, most_failed=4), most_failed=6)
@@ -171,8 +172,17 @@ class ChoiceEffort:
     less, are searched for."""
     undecided: float
     """Ratio to the relaxed step, either way, beyond which sets walk though families lead."""
+    sharded_share: float | None
+    """Of optimizer states, with which one search looks for sharded ones for speed; None: none does."""
+    sharded_promised: float = 1.03
+    """Times the best step: within it the relaxed step of that search must be; it knows one label alone."""
+    sharded_near: float = 1.1
+    """Times the best step: within it what that search begins with must be for walks."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
+    most_owners: int = 4
+    """Searches in turn in the memory that the owners of states leave, while each gains as much as below."""
+    least_owners_gain: float = 1e-3
     always_simulated: int = 3
     """Plans of a source, best estimates first, that are simulated whatever they take."""
     most_instructions: int = 60_000
@@ -242,6 +252,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             published_rules=not large,
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
+            sharded_share=None if num_devices <= 12 or large else SHARDED_SHARE,
             far_from_columns=1.0 if few else 1.1 if num_devices <= SMALL else math.inf,
             undecided=1.0 if few else FAR if num_devices <= SMALL else math.inf,
         ),
@@ -265,4 +276,7 @@ def _thorough(effort: Effort) -> Effort:
             climb_tries=4 * simulator.climb_tries,
             most_ticks=8 * simulator.most_ticks,
         )
-    return replace(effort, families=families, simulator=simulator, search=search)
+    choice = effort.choice
+    if not choice.sharded_for_speed:
+        choice = replace(choice, sharded_share=SHARDED_SHARE)
+    return replace(effort, families=families, simulator=simulator, search=search, choice=choice)

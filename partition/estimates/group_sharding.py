@@ -7,8 +7,9 @@ an all-reduce does: so a group gets the lowest stage of ZeRO with which its devi
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import Cluster, Device
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
@@ -39,10 +40,12 @@ def layer_groups(plan: Plan) -> list[set[int]]:
     return sorted(groups, key=min)
 
 
-def least_sharded(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan | None:
+def least_sharded(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, most: Sharding = Sharding.WEIGHTS
+) -> Plan | None:
     """Return a plan with the lowest stage of ZeRO for each group with which it fits, owners chosen.
 
-    None where none fits, or the plan cannot go layer by layer.
+    None where none up to most fits, or the plan cannot go layer by layer.
     """
     groups = layer_groups(plan)
     levels = [Sharding.STATES] * len(groups)
@@ -57,7 +60,7 @@ def least_sharded(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan |
             for layer in plan.layers_of(name)
         }
         raised = [index for index, group in enumerate(groups) if group & short]
-        if not raised or any(levels[index] is Sharding.WEIGHTS for index in raised):
+        if not raised or any(levels[index] is most for index in raised):
             return None
         for index in raised:
             levels[index] = Sharding(levels[index] + 1)
@@ -98,38 +101,33 @@ def sharded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]
 
     plans_of: a search, which knows nothing of sharding: it is given problems with smaller optimizer states.
     """
-    return _sharded_out_of(problem, plans_of, (unsharded(problem, share) for share in SHARES))
+    easier = (unsharded(problem, share) for share in SHARES)
+    return sharded_out_of(problem, chain.from_iterable(map(plans_of, easier)))
 
 
 def roomier_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
     """Yield the same out of problems without optimizer states whose devices have more memory."""
     free = unsharded(problem, 0.0)
-    return _sharded_out_of(problem, plans_of, (_with_room(free, times) for times in ROOMS))
+    easier = (_with_room(free, times) for times in ROOMS)
+    return sharded_out_of(problem, chain.from_iterable(map(plans_of, easier)))
 
 
-def _sharded_out_of(
-    problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]], easier: Iterable[Problem]
+def sharded_out_of(
+    problem: Problem, plans: Iterable[Plan], most: Sharding = Sharding.WEIGHTS
 ) -> Iterator[Plan]:
+    """Yield those of some plans that fit memory once they are sharded, up to most, each once."""
     seen = set()
-    for each in easier:
-        for plan in plans_of(each):
-            if plan.pipelines in seen or max(plan.num_holders) == 1:
-                continue  # devices that share no layers have nothing to shard
-            seen.add(plan.pipelines)
-            sharded = least_sharded(plan, problem.profile, problem.cluster)
-            if sharded is not None:
-                yield sharded
+    for plan in plans:
+        if plan.pipelines in seen or max(plan.num_holders) == 1:
+            continue  # devices that share no layers have nothing to shard
+        seen.add(plan.pipelines)
+        sharded = least_sharded(plan, problem.profile, problem.cluster, most)
+        if sharded is not None:
+            yield sharded
 
 
 def _with_room(problem: Problem, times: float) -> Problem:
-    nodes = tuple(
-        replace(
-            node,
-            devices=tuple(
-                replace(device, memory_bytes=device.memory_bytes + (times - 1) * device.usable_bytes)
-                for device in node.devices
-            ),
-        )
-        for node in problem.cluster.nodes
-    )
-    return replace(problem, cluster=replace(problem.cluster, nodes=nodes))
+    def change(device: Device) -> Device:
+        return replace(device, memory_bytes=device.memory_bytes + (times - 1) * device.usable_bytes)
+
+    return replace(problem, cluster=problem.cluster.with_devices(change))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import Cluster, Device
 from cost_model.host_memory import (
     LEAST_PARTS,
     MOST_ROOM_BYTES,
@@ -235,13 +235,8 @@ def _without_states(problem: Problem) -> Iterator[Problem]:
 
 def _with_reserve(problem: Problem, num_bytes: float) -> Problem:
     """Return the problem with so many bytes less on each device."""
-    nodes = tuple(
-        replace(
-            node,
-            devices=tuple(
-                replace(device, reserve_bytes=device.reserve_bytes + num_bytes) for device in node.devices
-            ),
-        )
-        for node in problem.cluster.nodes
-    )
-    return replace(problem, cluster=replace(problem.cluster, nodes=nodes))
+
+    def change(device: Device) -> Device:
+        return replace(device, reserve_bytes=device.reserve_bytes + num_bytes)
+
+    return replace(problem, cluster=problem.cluster.with_devices(change))

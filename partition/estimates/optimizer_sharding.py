@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import Cluster, Device
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
 from cost_model.sharding import OwnerRange, Sharding
@@ -202,3 +202,17 @@ def unsharded(problem: Problem, share: float) -> Problem:
     """Return a problem to search in, whose optimizer states are only this share of what they are."""
     ratio = share * problem.profile.optimizer_bytes_per_parameter_byte
     return replace(problem, profile=replace(problem.profile, optimizer_bytes_per_parameter_byte=ratio))
+
+
+def owned_elsewhere(problem: Problem, plan: Plan) -> Problem:
+    """Return a problem without optimizer states, whose devices lack the memory of those that they own.
+
+    plan: one that shards its optimizer states; stages that fit there as they are fit with these owners.
+    """
+    needs = plan_memories(plan, problem.profile, problem.cluster)
+
+    def change(device: Device) -> Device:
+        owned = needs[device.name].optimizer_bytes if device.name in needs else 0
+        return replace(device, memory_bytes=device.memory_bytes - owned)
+
+    return replace(unsharded(problem, 0.0), cluster=problem.cluster.with_devices(change))

@@ -72,7 +72,7 @@ class Contest:
     """
 
     def __init__(self, ranking: Ranking, costs: PipelineCosts, effort: ChoiceEffort) -> None:
-        self._ranking, self._effort = ranking, effort
+        self.ranking, self._effort = ranking, effort
         self._estimate, self._costs = StepEstimate(costs), costs
         self.best: Plan | None = None
         self.step_s = math.inf
@@ -112,14 +112,14 @@ class Contest:
             if lost == most_lost:
                 break
             budget -= weight
-            lost = lost + 1 if self._ranking(plan)[0] > effort.clearly * self.step_s else 0
+            lost = lost + 1 if self.ranking(plan)[0] > effort.clearly * self.step_s else 0
             self.enter_all([plan])
 
     def enter_all(self, plans: Iterable[Plan]) -> None:
         """Simulate plans whatever they take."""
         for plan in filter(self._allows, plans):
-            if self.best is None or self._ranking(plan) < self._ranking(self.best):
-                self.best, self.step_s = plan, self._ranking(plan)[0]
+            if self.best is None or self.ranking(plan) < self.ranking(self.best):
+                self.best, self.step_s = plan, self.ranking(plan)[0]
 
 
 def instructions(plan: Plan) -> int:

@@ -86,15 +86,7 @@ def _ample_bytes(problem: Problem, profile: ModelProfile) -> float:
 def with_ample_memory(problem: Problem) -> Problem:
     """Return the problem on devices that hold the whole model with every sample in flight."""
     needed = max(_ample_bytes(problem, problem.profile.on(device.kind)) for device in problem.cluster.devices)
-    nodes = tuple(
-        dataclasses.replace(
-            node,
-            devices=tuple(
-                dataclasses.replace(device, memory_bytes=2 * needed + 1, reserve_bytes=0.0)
-                for device in node.devices
-            ),
-        )
-        for node in problem.cluster.nodes
+    cluster = problem.cluster.with_devices(
+        lambda device: dataclasses.replace(device, memory_bytes=2 * needed + 1, reserve_bytes=0.0)
     )
-    cluster = dataclasses.replace(problem.cluster, nodes=nodes)
     return dataclasses.replace(problem, cluster=cluster, forced=Forced())

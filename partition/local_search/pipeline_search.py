@@ -11,7 +11,7 @@ from partition.constraints.dealt_devices import NUMBERS
 from partition.estimates.batch_split import share_out
 from partition.estimates.effort import ColumnEffort, Walks
 from partition.estimates.network_cards import CardLoad
-from partition.estimates.timed_pipeline import TimedPipeline
+from partition.estimates.timed_pipeline import TimedPipeline, TimedStage
 from partition.local_search.alike_sets import AlikeSets
 from partition.local_search.column_search import ColumnSearch
 from partition.local_search.moves import EvaluateSet, LocalSearch, PipelineSet
@@ -104,8 +104,7 @@ class PipelineSearch(SearchSpace):
         """
         sources = [("singles", singles(self)), ("chain", self._chain)]
         sources += [("known", timed) for timed in known]
-        self.columns = relaxed(self, self.columns, self.limits)
-        self.relaxed_s = self.columns.step_s
+        self.columns = self._relax()
         sources += [("columns", timed) for timed in from_columns(self, self.columns, self.limits)]
         sources += [(f"{DEALT} {place}", timed) for place, timed in enumerate(wished(self))]
         found = [PipelineSet(self.clock_s(timed), tuple(timed), name) for name, timed in sources if timed]
@@ -116,6 +115,17 @@ class PipelineSearch(SearchSpace):
         if found and (columns := self.effort.starts.columns):
             found += self._of_more_columns(min(start.step_s for start in found), columns)
         return sorted(found, key=_order)
+
+    def promised_s(self) -> float:
+        """Return the step of the relaxed programme."""
+        if self.columns is None:
+            self.columns = self._relax()
+        return self.columns.step_s
+
+    def _relax(self) -> Columns:
+        columns = relaxed(self, self.columns, self.limits)
+        self.relaxed_s = columns.step_s
+        return columns
 
     def improve_with_simulator(
         self, found: Sequence[PipelineSet], simulate: Callable[[Plan], float]
@@ -171,6 +181,23 @@ class PipelineSearch(SearchSpace):
         pairs = zip(timed, self.wishes.samples(timed, samples), strict=True)
         pipelines = tuple(pipeline.pipeline(count) for pipeline, count in pairs if count)
         return self.problem.plan(strategy, pipelines)
+
+    def timed(self, plan: Plan) -> list[TimedPipeline]:
+        """Return the pipelines of a plan; none where a device has several stages, or a stage several devices.
+
+        What is in flight, and how often a stage recomputes, is as this search chooses.
+        """
+        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+        if len(plan.device_names) < len(stages) or any(len(stage.devices) > 1 for stage in stages):
+            return []
+        device = self.problem.cluster.device
+        return [
+            self.timings.pipeline(
+                [TimedStage(device(s.devices[0]), *s.layers, s.recompute) for s in pipeline.stages],
+                pipeline.microbatch_size,
+            )
+            for pipeline in plan.pipelines
+        ]
 
     @cached_property
     def _chain(self) -> list[TimedPipeline]:

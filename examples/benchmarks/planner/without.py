@@ -22,6 +22,7 @@ from cases import equal_case, random_case
 from cost_model.errors import InfeasibleError
 from hetpipe.simulation.prediction import evaluator
 from partition.exact.chain_search import Candidates
+from partition.local_search import searched_plans
 from partition.plan import Figures, Plan
 from partition.problem import Problem
 from partition.shared_devices.replicated_stages import ReplicatedStages
@@ -29,7 +30,7 @@ from partition.shared_devices.shifted_cuts import ShiftedCuts
 
 NONE = "with all"
 SOURCES: Mapping[str, tuple[object, str, object]] = {
-    "orders of one pipeline": (partition.auto, "search_chains", Candidates((), ())),
+    "orders of one pipeline": (searched_plans, "search_chains", Candidates((), ())),
     "replicated stages": (ReplicatedStages, "drafts", ()),
     "shifted cuts": (ShiftedCuts, "drafts", ()),
     "interleaved": (partition.auto, "interleaved_plans", ()),

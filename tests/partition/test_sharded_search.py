@@ -1,0 +1,65 @@
+"""Sharded optimizer states on more than a few devices, and in the memory that their owners leave."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost_model.cluster import Link
+from hetpipe.simulation.prediction import evaluator
+from node_problems import problem_of_nodes
+from partition.auto import enter_by_owners, enter_sharded_for_speed
+from partition.estimates.optimizer_sharding import fits, owned_elsewhere
+from partition.estimates.plan_memory import plan_memories
+from partition.estimates.ranking import Contest, Ranking
+from partition.local_search.pipeline_search import PipelineSearch
+from partition.local_search.searched_plans import improved_starts, plans_of
+from partition.plan import Plan
+from partition.problem import Problem
+
+KINDS = {"fast": 1.0, "slow": 0.3}
+NODES = [("fast", 4), ("fast", 4), ("slow", 4), ("slow", 4)]
+
+
+def bytes_left(plan: Plan, problem: Problem) -> dict[str, float]:
+    """Return what each device of a plan has of its memory beside all that it needs."""
+    needs = plan_memories(plan, problem.profile, problem.cluster)
+    return {
+        name: problem.cluster.device(name).usable_bytes - need.total_bytes for name, need in needs.items()
+    }
+
+
+def begun_without_sharding(problem: Problem) -> tuple[Contest, PipelineSearch]:
+    """Return a contest with the best pipelines of a search, states unsharded."""
+    search = PipelineSearch(problem)
+    ranking = Ranking(problem, evaluator(problem.profile, problem.cluster))
+    contest = Contest(ranking, search.costs, search.effort.choice)
+    contest.enter_all(plans_of(search, improved_starts(search)[:3]))
+    return contest, search
+
+
+def test_sixteen_devices_shard_states_for_speed_and_then_by_their_owners() -> None:
+    # Memory for two of seven layers with their states, and for four without: shorter pipelines, more of them,
+    # once each keeps the states of a part of its layers.
+    problem = problem_of_nodes(
+        KINDS, NODES, network=Link(1e-3, 1e6), batch=128, num_layers=7, parameter_bytes=1e4, memory_bytes=9e4
+    )
+    contest, search = begun_without_sharding(problem)
+    assert contest.best is not None and contest.best.zero == 0
+    steps = [contest.step_s]
+    for enter in (enter_sharded_for_speed, enter_by_owners):
+        enter(contest, search)
+        assert contest.best.zero == 1 and fits(contest.best, problem.profile, problem.cluster)
+        steps.append(contest.step_s)
+    easier = owned_elsewhere(problem, contest.best)
+    bare = replace(contest.best, zero=0, state_owners=None, owner_ranges=())
+    assert bytes_left(bare, easier) == pytest.approx(bytes_left(contest.best, problem))
+    assert steps[1] < 0.93 * steps[0] and steps[2] < 0.99 * steps[1]
+
+
+def test_where_memory_is_ample_nothing_is_sharded_for_speed() -> None:
+    problem = problem_of_nodes(KINDS, NODES, network=Link(1e-3, 1e6), batch=128, num_layers=7)
+    contest, search = begun_without_sharding(problem)
+    before = contest.best
+    enter_sharded_for_speed(contest, search)
+    enter_by_owners(contest, search)
+    assert contest.best is before
