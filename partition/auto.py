@@ -9,7 +9,8 @@ from cost_model.errors import InfeasibleError
 from cost_model.sharding import Sharding
 from partition.baselines.catalogue import BASELINES, WELL_KNOWN
 from partition.baselines.strategy import Strategy, TooManyDevicesError
-from partition.bounds.best_bound import fractional_bound_s, sharded_bound
+from partition.bounds.best_bound import fractional_bound_s
+from partition.bounds.sharded_bound import sharded_bound
 from partition.constraints.wishes import check_forced
 from partition.estimates.effort import Effort
 from partition.estimates.group_sharding import roomier_plans, sharded_out_of, sharded_plans

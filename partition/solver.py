@@ -11,7 +11,8 @@ from cost_model.strict_files import did_you_mean
 from partition.auto import STRATEGIES, auto
 from partition.baselines.catalogue import WELL_KNOWN
 from partition.baselines.strategy import TooManyDevicesError
-from partition.bounds.best_bound import Bound, best_bound, offloaded_bound, sharded_bound
+from partition.bounds.best_bound import Bound, best_bound, offloaded_bound
+from partition.bounds.sharded_bound import sharded_bound, sharded_pipeline_bound
 from partition.exact.chain_search import AUTO
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Figures, Plan
@@ -65,7 +66,7 @@ def solve(
     plan = _plan(strategy, problem, evaluate, search)
     tell("proving a bound")
     figures = evaluate(plan)
-    return with_figures(plan, problem, figures, best_bound(search, proof_s=proof_s, step_s=figures.step_s))
+    return with_figures(plan, problem, figures, bound_of(plan, search, figures.step_s, proof_s))
 
 
 def compare(
@@ -96,15 +97,34 @@ def compare(
         )
     tell("proving a bound")
     figures = {name: evaluate(plan) for name, plan in plans.items() if isinstance(plan, Plan)}
-    allowed = [name for name, plan in plans.items() if isinstance(plan, Plan) and problem.forced.allows(plan)]
-    step_s = min(figures[name].step_s for name in allowed or figures)  # of which the bounds speak
-    bound = best_bound(search, proof_s=proof_s, step_s=step_s)
+    bounds: dict[int, Bound] = {}
+    for zero in {plan.zero for plan in plans.values() if isinstance(plan, Plan)}:
+        alike = {name: plan for name, plan in plans.items() if isinstance(plan, Plan) and plan.zero == zero}
+        allowed = [name for name, plan in alike.items() if problem.forced.allows(plan)]
+        best = min(allowed or alike, key=lambda name: figures[name].step_s)  # of which the bounds speak
+        bounds[zero] = bound_of(alike[best], search, figures[best].step_s, proof_s)
     return tuple(
         Outcome.without_plan(name, plan)
         if isinstance(plan, Exception)
-        else Outcome(name, with_figures(plan, problem, figures[name], bound))
+        else Outcome(name, with_figures(plan, problem, figures[name], bounds[plan.zero]))
         for name, plan in plans.items()
     )
+
+
+def bound_of(plan: Plan, search: PipelineSearch, step_s: float, proof_s: float | None) -> Bound:
+    """Return the bound that speaks about a plan, which ends at its step."""
+    if plan.offloads or plan.sharding.by_layer:
+        return _bound_beside(plan, search.problem)
+    if plan.zero:
+        return sharded_pipeline_bound(search.problem, step_s, proof_s=proof_s)
+    return best_bound(search, proof_s=proof_s, step_s=step_s)
+
+
+def _bound_beside(plan: Plan, problem: Problem) -> Bound:
+    """Return the bound of shares of layers that speaks about a plan that offloads or shards."""
+    if plan.offloads:
+        return offloaded_bound(problem, sharded=plan.zero > 0)
+    return sharded_bound(problem, plan.sharding)
 
 
 def check_strategy(name: str) -> None:
@@ -149,10 +169,8 @@ def _silent(_: str) -> None:
 
 def with_figures(plan: Plan, problem: Problem, figures: Figures, bound: Bound) -> Plan:
     """Return the plan with its predicted figures beside a bound, and the hashes of what they rest on."""
-    if plan.offloads:
-        bound = offloaded_bound(problem, sharded=plan.zero > 0)
-    elif plan.zero:
-        bound = sharded_bound(problem, plan.sharding)
+    if plan.offloads or plan.zero != bound.zero:
+        bound = _bound_beside(plan, problem)
     if bound.fractional_s > 0:  # all times may be zero, and then there is no gap to speak of
         bound_s, space = bound.of(plan)
         figures = dataclasses.replace(

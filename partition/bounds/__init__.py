@@ -1,7 +1,8 @@
 """How good any plan could be: proofs that no plan of a space is faster. They change no plan.
 
 best_bound chooses among them. The fractional bound, a small linear programme, speaks about all plans; where
-hosts lend memory it is host_bound, in which optimizer states pass the hosts' links. The pipeline bound speaks
+hosts lend memory it is host_bound, in which optimizer states pass the hosts' links. Where states, gradients
+or weights are sharded, sharded_bound counts them nowhere. The pipeline bound speaks
 about pipelines that share no device: by whole numbers of devices where these allow it
 (`exact.cluster_split`), on classes that merged_classes made fewer, else by column_bound, Farley's bound over
 all columns. That one asks pricing_bound, a dynamic programme, for the least price of a pipeline, on stages
@@ -16,5 +17,6 @@ node with all layers in whole_pipelines. card_columns_bound goes on with the cas
 known.
 
 For others:
-    best_bound: best_bound, sharded_bound, offloaded_bound, fractional_bound_s, bound_space, Bound
+    best_bound: best_bound, offloaded_bound, fractional_bound_s, bound_space, Bound
+    sharded_bound: sharded_bound, sharded_pipeline_bound
 """

@@ -13,7 +13,6 @@ from cost_model.host_memory import movable_bytes, with_measured_rates
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
-from cost_model.sharding import Sharding
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
 from partition.bounds.card_columns_bound import card_columns_bound_s, device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
@@ -23,7 +22,6 @@ from partition.bounds.node_bound import NodeBound
 from partition.bounds.sync_tables import SyncTables
 from partition.column_generation.master_problem import Limits
 from partition.estimates.offloading import has_host_memory
-from partition.estimates.optimizer_sharding import unsharded
 from partition.estimates.stage_tables import ProblemTables
 from partition.exact.cluster_split import GROWTH, ClusterSplit
 from partition.local_search.pipeline_search import PipelineSearch
@@ -38,7 +36,6 @@ COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes les
 SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by merged classes: for any, and where columns are dear
 MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear
 WHOLE = "whole pipelines, by Z and Little's law"
-AMPLE_BYTES = 1e24  # of a device, where a bound does not count memory
 SYNC_MATTERS = (
     0.01  # of the step, that sums and busy cards add: with less a bound that counts sums is not tried
 )
@@ -51,6 +48,7 @@ class Bound:
     held_by: why the pipeline bound did not go on: time, or pipelines that are as good as the bound allows.
     forced: what the plans of the pipeline bounds respect.
     sync_s: the pipeline bound with the sums of gradients between nodes; None where it was not worked out.
+    zero: the stage of ZeRO of the plans that these bounds speak about.
     """
 
     fractional_s: float
@@ -62,6 +60,7 @@ class Bound:
     sync_s: float | None = None
     sync_space: str = ""
     forced: Forced = field(default_factory=Forced)
+    zero: int = 0
 
     def of(self, plan: Plan) -> tuple[float, str]:
         """Return (seconds, space) of the best bound that speaks about a plan."""
@@ -75,7 +74,7 @@ class Bound:
         """Return whether a plan is one of those that the pipeline bound speaks about."""
         stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
         return (
-            not plan.zero
+            plan.zero == self.zero
             and self.forced.allows(plan)
             and stages == len(plan.device_names)
             and all(
@@ -96,9 +95,7 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     problem = search.problem
     fractional_s = fractional_bound_s(problem)
     bound = Bound(fractional_s, bound_space(problem))
-    if proof_s is None:
-        devices = len(problem.cluster.devices)
-        proof_s = min(MOST_PROOF_S, max(PROOF_S, PROOF_S_PER_DEVICE * devices))
+    proof_s = proof_seconds(problem) if proof_s is None else proof_s
     if proof_s <= 0 or fractional_s <= 0 or search.best is None:
         return bound
     end_s = time.process_time() + proof_s
@@ -123,20 +120,9 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     return replace(bound, sync_s=sync_s, sync_space=space)
 
 
-def sharded_bound(problem: Problem, sharding: Sharding = Sharding.STATES) -> Bound:
-    """Return a bound for plans whose optimizer states, on any device, cost neither memory nor time.
-
-    Where gradients are sharded, too, no memory is counted: they, and weights, may be anywhere.
-    """
-    if sharding.by_layer:
-        ample = problem.cluster.with_devices(lambda device: replace(device, memory_bytes=AMPLE_BYTES))
-        problem = replace(problem, cluster=ample)
-    profile = unsharded(problem, 0.0).profile
-    kinds = {name: replace(kind, optimizer_s_per_byte=0.0) for name, kind in profile.kinds.items()}
-    free = replace(problem, profile=replace(profile, kinds=kinds))
-    kept = "optimizer states" if not sharding.by_layer else "memory not counted, states"
-    space = f"{bound_space(problem)}, {kept} anywhere and for nothing"
-    return Bound(fractional_bound_s(free), space)
+def proof_seconds(problem: Problem) -> float:
+    """Return the CPU seconds that suit a proof for so many devices."""
+    return min(MOST_PROOF_S, max(PROOF_S, PROOF_S_PER_DEVICE * len(problem.cluster.devices)))
 
 
 def offloaded_bound(problem: Problem, *, sharded: bool) -> Bound:

@@ -28,7 +28,6 @@ from measured_cases import mixed_case
 from hetpipe.simulation.prediction import evaluator
 from main import ninetieth
 from partition.auto import auto
-from partition.bounds.best_bound import best_bound
 from partition.estimates.family_effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_cuts import FamilyCutter
@@ -36,6 +35,7 @@ from partition.local_search.family_moves import FamilyClimb
 from partition.local_search.family_starts import FamilyStarts
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.problem import Problem
+from partition.solver import bound_of
 
 WIDER = ({}, MORE, {"kept": 300, "kept_with_rest": 100, "second": 60, "second_options": 6})
 """Effort of one enumeration after the other, while there is time."""
@@ -137,11 +137,12 @@ def planned(index: int, label: str, without: bool, thorough: bool, proof_s: floa
     problem = replace(mixed_case(index), thorough=thorough)
     evaluate, search = evaluator(problem.profile, problem.cluster), PipelineSearch(problem)
     begin_s = time.process_time()
-    auto_s = evaluate(auto(problem, evaluate, search=search)).step_s
-    result = {"case": index, "label": label, "auto_s": auto_s, "cpu_s": time.process_time() - begin_s}
+    plan = auto(problem, evaluate, search=search)
+    auto_s, cpu_s = evaluate(plan).step_s, time.process_time() - begin_s
+    result = {"case": index, "label": label, "auto_s": auto_s, "cpu_s": cpu_s, "zero": plan.zero}
     if proof_s:
         begin_s, search.best = time.process_time(), search.best or auto_s
-        bound = best_bound(search, proof_s=proof_s, step_s=auto_s)
+        bound = bound_of(plan, search, auto_s, proof_s)
         without_sums_s = max(bound.fractional_s, bound.pipeline_s or 0.0)
         result |= {"without_sums_s": without_sums_s, "bound_s": max(without_sums_s, bound.sync_s or 0.0)}
         result |= {"proof_s": time.process_time() - begin_s}

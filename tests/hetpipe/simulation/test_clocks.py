@@ -16,7 +16,8 @@ from hetpipe.program.gradient_buckets import gradient_buckets, summed_by
 from hetpipe.program.instructions import Broadcast, Step
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.simulator import simulate
-from partition.bounds.best_bound import fractional_bound_s, sharded_bound
+from partition.bounds.best_bound import fractional_bound_s
+from partition.bounds.sharded_bound import sharded_bound
 from partition.estimates.closed_forms import makespan_bound_s
 from partition.estimates.pipeline_clock import one_f_one_b_s
 from partition.problem import problem_of_plan

@@ -22,7 +22,8 @@ from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from hetpipe.training import checkpoint
 from hetpipe.training.resumption import find_checkpoint
-from partition.bounds.best_bound import fractional_bound_s, sharded_bound
+from partition.bounds.best_bound import fractional_bound_s
+from partition.bounds.sharded_bound import sharded_bound
 from partition.estimates.optimizer_sharding import fits, with_state_owners
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
