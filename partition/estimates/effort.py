@@ -180,8 +180,9 @@ class ChoiceEffort:
     """Times the best step: within it what that search begins with must be for walks."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
-    most_owners: int = 4
-    """Searches in turn in the memory that the owners of states leave, while each gains as much as below."""
+    most_owners: int
+    """Searches in turn in the memory that owners of states leave, while each gains as much as below. There
+    each device may have memory of its own, and thousands of classes take too long."""
     least_owners_gain: float = 1e-3
     always_simulated: int = 3
     """Plans of a source, best estimates first, that are simulated whatever they take."""
@@ -253,6 +254,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
             sharded_share=None if num_devices <= 12 or large else SHARDED_SHARE,
+            most_owners=0 if large else 4,
             far_from_columns=1.0 if few else 1.1 if num_devices <= SMALL else math.inf,
             undecided=1.0 if few else FAR if num_devices <= SMALL else math.inf,
         ),
