@@ -94,7 +94,7 @@ def _enter_pipelines(
 ) -> bool:
     """Enter the plans of a search, of baselines, shared devices and interleaved pipelines.
 
-    Returns whether families lead.
+    Return whether families lead.
 
     known: further starts, where what baselines find is entered already. Nothing walks where families lead,
     unless they are far from what the relaxed programme of few devices promises. The simulator changes no

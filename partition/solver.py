@@ -97,27 +97,32 @@ def compare(
         )
     tell("proving a bound")
     figures = {name: evaluate(plan) for name, plan in plans.items() if isinstance(plan, Plan)}
-    bounds: dict[int, Bound] = {}
-    for zero in {plan.zero for plan in plans.values() if isinstance(plan, Plan)}:
-        alike = {name: plan for name, plan in plans.items() if isinstance(plan, Plan) and plan.zero == zero}
-        allowed = [name for name, plan in alike.items() if problem.forced.allows(plan)]
-        best = min(allowed or alike, key=lambda name: figures[name].step_s)  # of which the bounds speak
-        bounds[zero] = bound_of(alike[best], search, figures[best].step_s, proof_s)
+    alike: dict[tuple[int, bool], dict[str, Plan]] = {}
+    for name, plan in plans.items():
+        if isinstance(plan, Plan):
+            alike.setdefault((plan.zero, plan.offloads), {})[name] = plan
+    found = dict[str, Plan]()
+    for same in alike.values():
+        allowed = [name for name, plan in same.items() if problem.forced.allows(plan)]
+        best = min(allowed or same, key=lambda name: figures[name].step_s)  # of which the bounds speak
+        bound = bound_of(same[best], search, figures[best].step_s, proof_s)
+        found |= {name: with_figures(plan, problem, figures[name], bound) for name, plan in same.items()}
     return tuple(
-        Outcome.without_plan(name, plan)
-        if isinstance(plan, Exception)
-        else Outcome(name, with_figures(plan, problem, figures[name], bounds[plan.zero]))
+        Outcome.without_plan(name, plan) if isinstance(plan, Exception) else Outcome(name, found[name])
         for name, plan in plans.items()
     )
 
 
 def bound_of(plan: Plan, search: PipelineSearch, step_s: float, proof_s: float | None) -> Bound:
-    """Return the bound that speaks about a plan, which ends at its step."""
-    if plan.offloads or plan.sharding.by_layer:
+    """Return the bound that speaks about a plan, which ends at its step.
+
+    A proof is made where the search has been made: of a strategy that does not search none is.
+    """
+    if not plan.zero and not plan.offloads:
+        return best_bound(search, proof_s=proof_s, step_s=step_s)
+    if plan.offloads or plan.sharding.by_layer or search.columns is None:
         return _bound_beside(plan, search.problem)
-    if plan.zero:
-        return sharded_pipeline_bound(search.problem, step_s, proof_s=proof_s)
-    return best_bound(search, proof_s=proof_s, step_s=step_s)
+    return sharded_pipeline_bound(search.problem, step_s, proof_s=proof_s)
 
 
 def _bound_beside(plan: Plan, problem: Problem) -> Bound:

@@ -70,6 +70,17 @@ class Bound:
                 found = bound_s, space
         return found
 
+    def with_pipelines(self, problem: Problem, pipeline_s: float, held_by: str, states: str = "") -> "Bound":
+        """Return it with a pipeline bound of a problem. states: where those of its plans are, in words."""
+        return replace(
+            self,
+            pipeline_s=pipeline_s,
+            pipeline_space=f"{pipeline_space(problem)}, {states}gradient sync excluded",
+            held_by=held_by,
+            microbatch_sizes=tuple(problem.microbatch_sizes),
+            forced=problem.forced,
+        )
+
     def _within(self, plan: Plan) -> bool:
         """Return whether a plan is one of those that the pipeline bound speaks about."""
         stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
@@ -105,14 +116,7 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     pipeline_s, held_by = pipeline_bound_s(
         search, fractional_s, proof_s if step_s is None else proof_s * WITHOUT_SUMS, most_pipelines=most
     )
-    bound = replace(
-        bound,
-        pipeline_s=pipeline_s,
-        pipeline_space=f"{pipeline_space(problem)}, gradient sync excluded",
-        held_by=held_by,
-        microbatch_sizes=tuple(problem.microbatch_sizes),
-        forced=problem.forced,
-    )
+    bound = bound.with_pipelines(problem, pipeline_s, held_by)
     if step_s is None:
         return bound
     sync_s = sync_bound_s(search, pipeline_s, step_s, end_s - time.process_time())

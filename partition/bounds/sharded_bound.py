@@ -8,7 +8,6 @@ from partition.bounds.best_bound import (
     bound_space,
     fractional_bound_s,
     pipeline_bound_s,
-    pipeline_space,
     proof_seconds,
 )
 from partition.estimates.optimizer_sharding import unsharded
@@ -37,7 +36,8 @@ def sharded_pipeline_bound(problem: Problem, step_s: float, *, proof_s: float | 
     """Return the bound for plans that shard optimizer states alone, with that of pipelines without states.
 
     What the proof of the pipeline bound counts but states and their steps is the same in such a plan. step_s:
-    of the best one that is known, where the bound ends. proof_s: as in `best_bound`.
+    of the best one that is known, where the bound ends. proof_s: as in `best_bound`, beside the short search
+    without states from which it begins.
     """
     bound, free = sharded_bound(problem), without_states(problem)
     proof_s = proof_seconds(problem) if proof_s is None else proof_s
@@ -51,14 +51,7 @@ def sharded_pipeline_bound(problem: Problem, step_s: float, *, proof_s: float | 
     pipeline_s, held_by = pipeline_bound_s(
         search, bound.fractional_s, proof_s, ceiling_s=step_s, most_pipelines=most
     )
-    return replace(
-        bound,
-        pipeline_s=pipeline_s,
-        pipeline_space=f"{pipeline_space(problem)}, {STATES}, gradient sync excluded",
-        held_by=held_by,
-        microbatch_sizes=tuple(problem.microbatch_sizes),
-        forced=problem.forced,
-    )
+    return bound.with_pipelines(problem, pipeline_s, held_by, f"{STATES}, ")
 
 
 def without_states(problem: Problem) -> Problem:

@@ -104,8 +104,8 @@ class PipelineSearch(SearchSpace):
         """
         sources = [("singles", singles(self)), ("chain", self._chain)]
         sources += [("known", timed) for timed in known]
-        self.columns = self._relax()
-        sources += [("columns", timed) for timed in from_columns(self, self.columns, self.limits)]
+        programme = self._relax()
+        sources += [("columns", timed) for timed in from_columns(self, programme, self.limits)]
         sources += [(f"{DEALT} {place}", timed) for place, timed in enumerate(wished(self))]
         found = [PipelineSet(self.clock_s(timed), tuple(timed), name) for name, timed in sources if timed]
         found += from_counts(self, min((start.step_s for start in found), default=math.inf))
@@ -118,14 +118,14 @@ class PipelineSearch(SearchSpace):
 
     def promised_s(self) -> float:
         """Return the step of the relaxed programme."""
-        if self.columns is None:
-            self.columns = self._relax()
-        return self.columns.step_s
+        programme = self._relax() if self.columns is None else self.columns
+        return programme.step_s
 
     def _relax(self) -> Columns:
-        columns = relaxed(self, self.columns, self.limits)
-        self.relaxed_s = columns.step_s
-        return columns
+        """Solve the relaxed programme, or add columns to it."""
+        self.columns = relaxed(self, self.columns, self.limits)
+        self.relaxed_s = self.columns.step_s
+        return self.columns
 
     def improve_with_simulator(
         self, found: Sequence[PipelineSet], simulate: Callable[[Plan], float]

@@ -31,7 +31,8 @@ def row(seed: int, steps: dict[str, tuple[float, float]], proof_s: float | None)
         evaluate = evaluator(problem.profile, problem.cluster)
         plan = auto(problem, evaluate, search=search)
         step_s = evaluate(plan).step_s
-        assert not plan.zero, f"{seed}: the plan shards states; give a step of one that does not by --steps"
+        if plan.zero:
+            raise SystemExit(f"{seed}: the plan shards states; give a step of one that does not by --steps")
         steps[str(seed)] = step_s, search.best or step_s
     step_s, search.best = steps[str(seed)]
     begin_s = time.process_time()

@@ -14,7 +14,7 @@ from partition.estimates.optimizer_sharding import with_state_owners
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem, check_plan
-from partition.solver import solve
+from partition.solver import compare, solve
 from random_plans import fits
 from random_problems import frozen_below, in_two_precisions, random_problem
 
@@ -135,13 +135,19 @@ def test_pipelines_that_shard_states_are_bounded_as_pipelines() -> None:
     # shares of layers know neither whole layers nor filling and draining; pipelines do
     problem = random_problem(3)
     simulated = evaluator(problem.profile, problem.cluster)
-    plan = solve(problem, simulated, "poplar-1")
-    assert plan.zero == 1 and plan.predicted is not None and plan.predicted.bound_s is not None
+    plan = compare(problem, simulated, ["poplar-1", "auto"])[0].plan
+    assert (
+        plan is not None
+        and plan.zero == 1
+        and plan.predicted is not None
+        and plan.predicted.bound_s is not None
+    )
     least_s = sharded_bound(problem).fractional_s
     assert least_s < plan.predicted.bound_s <= simulated(plan).step_s
     assert "optimizer states anywhere" in str(plan.predicted.bound_space)
-    alone = solve(problem, simulated, "poplar-1", proof_s=0)
-    assert alone.predicted is not None and alone.predicted.bound_s == least_s
+    for proof_s in (0, None):  # nothing has searched, so that there is no proof to go on from
+        alone = solve(problem, simulated, "poplar-1", proof_s=proof_s)
+        assert alone.predicted is not None and alone.predicted.bound_s == least_s
 
 
 @pytest.mark.parametrize("strategy", ["poplar-2", "poplar-3"])
