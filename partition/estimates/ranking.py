@@ -8,7 +8,7 @@ user.
   microbatches with all in flight that fits, for cuts and orders. `time_s`: the clock of 1F1B for any number
   of samples, by which samples are shared out. None knows a plan, so neither gradient sync nor norm.
 - `StepEstimate.estimate_s`: a step of any plan, from the timings of its pipelines.
-- `StepEstimate.busy_s` and `interleaved._least_s`: bounds, not estimates; a plan above them needs no
+- `StepEstimate.least_s` and `interleaved._least_s`: bounds, not estimates; a plan above them needs no
   simulation.
 """
 
@@ -25,6 +25,7 @@ from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
 NUM_EVALUATED = 2  # plans of a baseline, least estimates first, that the simulator chooses between
+TOLERANCE = 1e-9  # relative, of a bound: rounding
 QUICK = 20  # times as fast, instruction by instruction, are plans whose devices serve one stage each
 
 Rank = tuple[int, tuple[str, ...], tuple[tuple[int, ...], ...]]
@@ -105,7 +106,7 @@ class Contest:
             weight = instructions(plan)
             if index >= (1 if weight > effort.heavy_instructions else least) and weight > budget:
                 continue
-            if max(self._estimate.busy_s(plan).values()) > self.step_s:
+            if self._estimate.least_s(plan) > self.step_s * (1 + TOLERANCE):
                 continue
             if gathers_s(plan, self._costs) > self.step_s:
                 continue

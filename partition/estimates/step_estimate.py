@@ -55,9 +55,19 @@ class StepEstimate:
         """Return stages with their timing."""
         return self._timings.pipeline(stages, microbatch_size)
 
-    def busy_s(self, plan: Plan) -> dict[str, float]:
-        """Return the seconds for which each device computes in a step: none is shorter than the most."""
-        return busy_s(self.timed(plan))
+    def least_s(self, plan: Plan) -> float:
+        """Return seconds that no simulated step of a plan undercuts.
+
+        Of its busiest device, and Z of the full microbatches of each pipeline alone.
+        """
+        timed = self.timed(plan)
+        longest_s = max(busy_s(timed).values())
+        for (pipeline, num_samples), entry in zip(timed, plan.pipelines, strict=True):
+            full = num_samples - num_samples % pipeline.microbatch_size
+            if full:
+                flights = [stage.in_flight for stage in entry.stages]
+                longest_s = max(longest_s, pipeline.timing.bound_s(full, flights))
+        return longest_s
 
     def timed(self, plan: Plan) -> Timed:
         """Return the pipelines of a plan, with their samples."""

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise, product
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.step_estimate import StepEstimate
+from partition.estimates.step_estimate import StepEstimate, busy_s
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -48,11 +48,12 @@ def _least_s(costs: PipelineCosts, plan: Plan) -> float:
     the devices before it.
     """
     estimate = StepEstimate(costs)
-    ((pipeline, _),), busy_s = estimate.timed(plan), estimate.busy_s(plan)
+    timed = estimate.timed(plan)
+    ((pipeline, _),), spent_s = timed, busy_s(timed)
     hops = zip(pipeline.timing.busy_s, pipeline.timing.round_trips_s, strict=False)
     before_s = accumulate((sum(pair) for pair in hops), initial=0.0)
-    first = zip(before_s, pipeline.devices[: len(busy_s)], strict=False)
-    return max(ahead_s + busy_s[device.name] for ahead_s, device in first)
+    first = zip(before_s, pipeline.devices[: len(spent_s)], strict=False)
+    return max(ahead_s + spent_s[device.name] for ahead_s, device in first)
 
 
 def even_cuts(weights: Sequence[float], count: int) -> tuple[int, ...]:
