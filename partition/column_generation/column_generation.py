@@ -37,12 +37,16 @@ WIDE, NEAR = 12, 4  # amounts of samples that stay in the search, and those trie
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A pipeline on classes of devices: how many of each it takes, and its timing."""
+    """A pipeline on classes of devices: how many of each it takes, and its timing.
+
+    most: samples that it may be asked for; as many steps' as it takes of what there is of a class.
+    """
 
     microbatch_size: int
     stages: tuple[ColumnStage, ...]
     timing: PipelineTiming
     uses: tuple[int, ...]
+    most: int
 
 
 @dataclass(slots=True)
@@ -84,16 +88,15 @@ class ColumnPool:
             for left, right in itertools.pairwise(stages)
         ]
         timing = self.timings.timing(named, channels, microbatch_size)
-        return Column(microbatch_size, stages, timing, tuple(uses)) if timing.fits else None
+        if not timing.fits:
+            return None
+        parts = max(-(-use // count) for use, count in zip(uses, classes.counts, strict=True))
+        most = parts * self.tables.problem.global_batch_size
+        return Column(microbatch_size, stages, timing, tuple(uses), most)
 
     def values(self, step_s: float) -> list[int]:
         """Return the samples that each column can do in a step."""
-        batch, counts = self.tables.problem.global_batch_size, self.tables.classes.counts
-        values = []
-        for column in self.columns.values():
-            parts = max(-(-use // count) for use, count in zip(column.uses, counts, strict=True))
-            values.append(column.timing.most(step_s, parts * batch))
-        return values
+        return [column.timing.most(step_s, column.most) for column in self.columns.values()]
 
 
 def best_channel(

@@ -10,7 +10,7 @@ from cost_model.memory import StageShape, device_memory
 from cost_model.network import NORM_BYTES, Network
 from cost_model.sum_times import all_reduce_s
 from partition.estimates.clocks import Clocks
-from partition.estimates.stage_needs import StageNeeds
+from partition.estimates.stage_needs import StageBytes, StageNeeds
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 
@@ -89,15 +89,15 @@ class PipelineCosts:
         """Return `StageNeeds.cap`."""
         return self._stages.cap(device, start, stop, samples, recompute)
 
-    def waiting(
-        self, device: Device, layers: tuple[int, int], samples: int, in_flight: int, *, recompute: bool
-    ) -> int:
-        """Return `StageNeeds.waiting`."""
-        return self._stages.waiting(device, layers, samples, in_flight, recompute=recompute)
+    def stage_bytes(
+        self, device: Device, start: int, stop: int, samples: int, *, recompute: bool
+    ) -> StageBytes:
+        """Return `StageNeeds.of` on the device's kind."""
+        return self._stages.of(device.kind, start, stop, samples, recompute=recompute)
 
     def gradient_bytes(self, device: Device, start: int, stop: int, samples: int) -> float:
         """Return the bytes of a gradient that waits for the stage before; 0 where none goes there."""
-        return self._stages.of(device.kind, start, stop, samples, recompute=False).gradient
+        return self.stage_bytes(device, start, stop, samples, recompute=False).gradient
 
     def segment_layers(self, shape: StageShape, kind: str) -> int:
         """Return the `segment_layers` with which recompute of a stage on a kind needs least memory."""

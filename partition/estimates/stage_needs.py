@@ -30,6 +30,15 @@ class StageBytes:
     by_segments: tuple[tuple[float, float], ...]
     gradient: float
 
+    def waiting(self, usable_bytes: float, in_flight: int) -> int:
+        """Return how many gradients memory takes that wait until the stage before is ready for them.
+
+        So many more than here may be in flight there (`cost_model.memory.stage_activation_bytes`). in_flight:
+        at most `StageNeeds.cap`.
+        """
+        need = min([one + (in_flight - 1) * more for one, more in self.by_segments])
+        return max(0, _most(usable_bytes - need, self.gradient) - 1)
+
 
 class StageNeeds:
     """What stages of one profile need; remembers what it was asked."""
@@ -61,7 +70,8 @@ class StageNeeds:
     def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool = False) -> int:
         """Return the most microbatches in flight that memory takes, however many there are; 0 if none.
 
-        With no more in flight in the stage before; see `waiting`. A stage without a backward needs them all.
+        With no more in flight in the stage before; see `StageBytes.waiting`. A stage without a backward needs
+        them all.
         """
         usable = device.usable_bytes
         key = (start, stop, samples, recompute, self._first_alike.get(device.kind, device.kind), usable)
@@ -70,18 +80,6 @@ class StageNeeds:
             by_segments = self.of(device.kind, start, stop, samples, recompute=recompute).by_segments
             found = self._caps[key] = max(_most(usable - one, more) for one, more in by_segments)
         return found
-
-    def waiting(
-        self, device: Device, layers: tuple[int, int], samples: int, in_flight: int, *, recompute: bool
-    ) -> int:
-        """Return how many gradients memory takes that wait until the stage before is ready for them.
-
-        So many more than here may be in flight there (`cost_model.memory.stage_activation_bytes`). in_flight:
-        at most `cap`.
-        """
-        held = self.of(device.kind, *layers, samples, recompute=recompute)
-        need = min(one + (in_flight - 1) * more for one, more in held.by_segments)
-        return max(0, _most(device.usable_bytes - need, held.gradient) - 1)
 
     def of(self, kind: str, start: int, stop: int, samples: int, *, recompute: bool) -> StageBytes:
         """Return the bytes of a stage on a kind of device; samples: of a microbatch."""

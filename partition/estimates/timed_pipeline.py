@@ -2,8 +2,8 @@
 
 import math
 import operator
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import pairwise, starmap
 from typing import NamedTuple
 
@@ -140,14 +140,14 @@ class PipelineTiming:
 
     def _lowered(self, in_flight: Sequence[int], needed: Sequence[int]) -> tuple[int, ...]:
         """Return `within_waiting` of the stages with a backward."""
-        stages = self.stages[self.first_backward :]
+        return within_waiting(in_flight, lambda at, flight: self._waiting[at](flight), needed)
 
-        def waiting(stage: int, flight: int) -> int:
-            it = stages[stage]
-            layers = (it.start, it.stop)
-            return self.costs.waiting(it.device, layers, self.microbatch_size, flight, recompute=it.recompute)
-
-        return within_waiting(in_flight, waiting, needed)
+    @cached_property
+    def _waiting(self) -> list[Callable[[int], int]]:
+        """Return `StageBytes.waiting` of the stages with a backward, given what is in flight."""
+        stages, of = self.stages[self.first_backward :], self.costs.stage_bytes
+        held = [of(s.device, s.start, s.stop, self.microbatch_size, recompute=s.recompute) for s in stages]
+        return [partial(one.waiting, s.device.usable_bytes) for one, s in zip(held, stages, strict=True)]
 
     def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages, given those with a backward: before them are all microbatches."""

@@ -56,7 +56,8 @@ def all_in_flight(costs: PipelineCosts, timing: PipelineTiming) -> Iterator[tupl
 
 
 def waiting(costs: PipelineCosts, stage: TimedStage, flight: int) -> int:
-    return costs.waiting(stage.device, (stage.start, stage.stop), 1, flight, recompute=False)
+    held = costs.stage_bytes(stage.device, stage.start, stage.stop, 1, recompute=False)
+    return held.waiting(stage.device.usable_bytes, flight)
 
 
 def over_the_best(seed: int) -> tuple[float, float]:

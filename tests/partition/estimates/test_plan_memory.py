@@ -47,7 +47,8 @@ def lowered_for_gradients(seed: int) -> int:
             assert need <= device.usable_bytes * (1 + 1e-9), (seed, device.name, flights)
         for at in range(timing.first_backward + 1, len(stages)):
             it, flight = stages[at], flights[at]
-            waiting = costs.waiting(it.device, (it.start, it.stop), size, flight, recompute=True)
+            held = costs.stage_bytes(it.device, it.start, it.stop, size, recompute=True)
+            waiting = held.waiting(it.device.usable_bytes, flight)
             lowered += flights[at - 1] == flight + waiting < min(timing.caps[:at])
     return lowered
 
