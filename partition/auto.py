@@ -1,5 +1,6 @@
 """`auto`: the best plan of every source there is, by the simulator; never worse than a baseline."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,8 +44,8 @@ PlansOutOf = Callable[[Problem, Callable[[Problem], Iterable[Plan]]], Iterator[P
 def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: PipelineSearch | None = None) -> Plan:
     """Return the best plan of `PipelineSearch`, of shared devices, interleaved, and of the baselines.
 
-    Never worse than a baseline: each that could be faster is a candidate. Ties go to fewer devices. Of
-    candidates whose busiest device alone is busy for longer than the best plan's step none is simulated.
+    Never worse than a baseline: each that could be faster is a candidate. Ties go to fewer devices. No
+    candidate is simulated whose closed forms alone are longer than the best plan's step.
 
     What the problem forces is respected by every candidate. The plan of a short search is a candidate of
     a thorough one.
@@ -68,12 +69,13 @@ def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | Non
     contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
+        promised_s = 0.0
         if contest.best is not None and not families_lead:
-            enter_sharded_for_speed(contest, search)
+            promised_s = enter_sharded_for_speed(contest, search)
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, sharded_plans)))
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, roomier_plans)))
         _enter_sharded_again(contest, search)
-        enter_by_owners(contest, search)
+        enter_by_owners(contest, search, promised_s)
     if has_host_memory(problem.cluster) and (contest.best is None or memory_binds(problem, search.costs)):
         offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
         contest.enter(by_estimate(search.costs, offloaded))
@@ -97,8 +99,9 @@ def _enter_pipelines(
     Return whether families lead.
 
     known: further starts, where what baselines find is entered already. Nothing walks where families lead,
-    unless they are far from what the relaxed programme of few devices promises. The simulator changes no
-    sets where the best plan is far below all their clocks: hardly any step is below its clock.
+    unless they are far from what the relaxed programme of few devices promises; or where a baseline, by what
+    it shards, is far below it. The simulator changes no sets where the best plan is far below all their
+    clocks: hardly any step is below its clock.
     """
     problem, costs = search.problem, search.costs
     judge = with_sync(search)
@@ -110,6 +113,10 @@ def _enter_pipelines(
     lead = search.effort.families.walk_lead
     undecided = _far_from_columns(contest, search, search.effort.choice.undecided)
     decided = contest.step_s < (1 - lead) * single_s and not undecided
+    rules = copy.copy(contest)  # apart, so that it is sums alone that families lead by
+    if not known:
+        rules.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
+    decided |= rules.step_s < (1 - search.effort.choice.rules_lead) * search.relaxed_s < math.inf
     if not decided and search.effort.search.walks:
         found = each_once(search.walked(begun, judge))
         plans = by_estimate(costs, plans_of(search, found))
@@ -119,8 +126,7 @@ def _enter_pipelines(
             _enter_families(contest, search, ranking, single_s)
     clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
     families_lead = contest.step_s < (1 - lead) * single_s
-    if not known:
-        contest.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
+    contest.enter_all([rules.best] if rules.best is not None else [])
     hopeless = (1 - lead) * (search.best or 0.0) > contest.step_s
     if not hopeless and (not clear or sync_share(search, single_s) < search.effort.search.much_sync):
         contest.enter_all(_improved_with_simulator(search, found, ranking))
@@ -204,18 +210,19 @@ def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
             contest.enter(by_estimate(search.costs, plans))
 
 
-def enter_sharded_for_speed(contest: Contest, search: PipelineSearch) -> None:
+def enter_sharded_for_speed(contest: Contest, search: PipelineSearch) -> float:
     """Enter what one search with smaller states finds, on clusters too large to look for each amount.
 
     Where its relaxed programme may promise a shorter step than the best plan's; it walks where what it begins
-    with is near that, once sharded, or does not fit then.
+    with is near that, once sharded, or does not fit then. Return the least clock of what it found; 0 where it
+    has not searched.
     """
     effort = search.effort.choice
     if effort.sharded_share is None:
-        return
+        return 0.0
     smaller, step_s = PipelineSearch(unsharded(search.problem, effort.sharded_share)), contest.step_s
     if smaller.promised_s() > effort.sharded_promised * step_s:
-        return
+        return 0.0
     judge = with_sync(smaller)
     begun = smaller.begun(judge)
 
@@ -228,19 +235,23 @@ def enter_sharded_for_speed(contest: Contest, search: PipelineSearch) -> None:
     found_s = min((contest.ranking(plan)[0] for plan in plans[: effort.always_simulated]), default=step_s)
     if smaller.effort.search.walks and found_s < effort.sharded_near * step_s:
         contest.enter(sharded(smaller.walked(begun, judge)))
+    return smaller.best or 0.0
 
 
-def enter_by_owners(contest: Contest, search: PipelineSearch) -> None:
+def enter_by_owners(contest: Contest, search: PipelineSearch, promised_s: float = 0.0) -> None:
     """Enter what searches find that begin at the best plan, with its states where their owners keep them.
 
     Only where it shards nothing but optimizer states. Searches with smaller states know what a device keeps
     by its own layers alone, so that what fits in the end is chance; owners of what they find follow, in turn
-    while that is better.
+    while that is better. promised_s: the least clock of the last such search; none follows where the best
+    plan is clearly below.
     """
     effort, before_s = search.effort.choice, math.inf
     for _ in range(effort.most_owners):
         best = contest.best
         if contest.step_s > before_s * (1 - effort.least_owners_gain):
+            return
+        if promised_s > contest.step_s * effort.owners_promised:
             return
         before_s = contest.step_s
         if best is None or best.state_owners is None or best.sharding is not Sharding.STATES or best.offloads:
@@ -251,6 +262,7 @@ def enter_by_owners(contest: Contest, search: PipelineSearch) -> None:
         sets = each_once(smaller.search(with_sync(smaller), [known]))
         plans = sharded_out_of(search.problem, plans_of(smaller, sets))
         contest.enter(by_estimate(search.costs, plans))
+        promised_s = smaller.best or 0.0
 
 
 def _from_least(

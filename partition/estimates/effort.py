@@ -172,6 +172,9 @@ class ChoiceEffort:
     less, are searched for."""
     undecided: float
     """Ratio to the relaxed step, either way, beyond which sets walk though families lead."""
+    rules_lead: float = 0.07
+    """Share of the relaxed step by which a baseline must be below it for nothing to walk: it shards what
+    walks do not, and these seldom end as far below."""
     sharded_share: float | None
     """Of optimizer states, with which one search looks for sharded ones for speed; None: none does."""
     sharded_promised: float = 1.03
@@ -184,6 +187,9 @@ class ChoiceEffort:
     """Searches in turn in the memory that owners of states leave, while each gains as much as below. There
     each device may have memory of its own, and thousands of classes take too long."""
     least_owners_gain: float = 1e-3
+    owners_promised: float = 1.006
+    """Times the best step: within it the least clock of the search before must be. Seldom is there more to
+    gain where sharded plans are below all clocks that were found."""
     always_simulated: int = 3
     """Plans of a source, best estimates first, that are simulated whatever they take."""
     most_instructions: int = 60_000
@@ -278,7 +284,7 @@ def _thorough(effort: Effort) -> Effort:
             climb_tries=4 * simulator.climb_tries,
             most_ticks=8 * simulator.most_ticks,
         )
-    choice = effort.choice
+    choice = replace(effort.choice, rules_lead=1.0, owners_promised=math.inf)
     if not choice.sharded_for_speed:
         choice = replace(choice, sharded_share=SHARDED_SHARE)
     return replace(effort, families=families, simulator=simulator, search=search, choice=choice)

@@ -63,3 +63,17 @@ def test_where_memory_is_ample_nothing_is_sharded_for_speed() -> None:
     enter_sharded_for_speed(contest, search)
     enter_by_owners(contest, search)
     assert contest.best is before
+
+
+def test_owners_are_not_searched_by_where_the_best_plan_is_below_what_the_search_promised() -> None:
+    problem = problem_of_nodes(
+        KINDS, NODES, network=Link(1e-3, 1e6), batch=128, num_layers=7, parameter_bytes=1e4, memory_bytes=9e4
+    )
+    contest, search = begun_without_sharding(problem)
+    promised_s = enter_sharded_for_speed(contest, search)
+    assert 0 < promised_s < 1.006 * contest.step_s
+    before_s = contest.step_s
+    enter_by_owners(contest, search, 1.01 * before_s)
+    assert contest.step_s == before_s
+    enter_by_owners(contest, search, promised_s)
+    assert contest.step_s < before_s
