@@ -227,7 +227,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
     families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
     if num_devices >= SMALL:
-        near_families = fewer_pairs(families)
+        near_families = replace(fewer_pairs(families), kept=10, kept_with_rest=4)
         if num_devices <= 2 * SMALL:
             near_families = replace(near_families, smoothed=4, climbed=3)
         families = replace(families, where_near=near_families)
