@@ -24,7 +24,7 @@ from partition.plan import (
     Stage,
 )
 from partition.problem import Problem, check_plan
-from partition.solver import solve
+from partition.solver import compare, solve
 from random_plans import needs_of, random_case, random_plan, random_shared_plan
 
 
@@ -89,6 +89,33 @@ def test_the_bound_of_a_plan_counts_moves() -> None:
     )
     # without moves it was 7 s
     assert plan.predicted.bound_s > 1.5 * 7.0
+
+
+def test_plans_without_offload_keep_their_bound_beside_one_that_offloads() -> None:
+    # Four layers of 32 bytes: the fast device takes three of them only with states on its host. Without, the
+    # slow one has two, 8 s a sample; shares of layers, of which the slow one may have a part, know less.
+    times = {"fast": 0.5, "slow": 2.0}
+    profile = ModelProfile(
+        model="four layers",
+        sequence_length=8,
+        dtype="float32",
+        layers=tuple(LayerProfile(f"layer {index}", 8.0, 0.0, 0.0) for index in range(4)),
+        kinds={
+            kind: KindProfile("measured", (1,), (LayerTimes((half_s,), (half_s,)),) * 4, 1 / 1e6)
+            for kind, half_s in times.items()
+        },
+    )
+    host = HostMemory(1e3, Link(0.0, 1e6))
+    nodes = tuple(Node(kind, (Device(f"{kind}/0", kind, kind, 64.0),), host_memory=host) for kind in times)
+    problem = Problem(profile, Cluster("lab", Link(0.0, 1e6), nodes), 8, (1,))
+    outcomes = compare(problem, evaluator(profile, problem.cluster), ["torchgpipe", "auto"])
+    even, best = (outcome.plan and outcome.plan.predicted for outcome in outcomes)
+    assert even is not None and best is not None
+    assert outcomes[1].plan is not None and outcomes[1].plan.offloads
+    assert best.step_s < 0.8 * even.step_s
+    assert best.bound_s == pytest.approx(fractional_bound_s(problem))
+    assert even.bound_s is not None and even.bound_s > 0.99 * 8 * 8.0 > 1.5 * best.bound_s
+    assert "nothing on hosts" in str(even.bound_space)
 
 
 def lent(rng: random.Random, problem: Problem) -> Problem:
