@@ -112,7 +112,11 @@ class PricingProblem:
         optimizer = self._at_cuts(size.tables.optimizer_s)[self._classes]
         self._busy = np.concatenate([busy, busy[again] + forward[again]])
         self._total = self._microbatches[:, None, None, None] * self._busy + optimizer
-        self._before = (self._busy + self._link[:, None, :])[None]
+        before = self._busy + self._link[:, None, :]
+        steps = np.minimum(np.nan_to_num(np.rint(before / self._grid_s), posinf=self._levels), self._levels)
+        self._steps = steps.astype(np.int64)  # levels that a microbatch takes there and over the link
+        self._soon = np.searchsorted(self._left_s, before, side="right")  # first level with time for it
+        self._soon[:, :, -1] = 0  # nothing is behind
 
     @staticmethod
     def _ended(links: Floats) -> Floats:
@@ -145,42 +149,31 @@ class PricingProblem:
     ) -> None:
         """Label the suffixes that begin at a layer with one of these stages.
 
-        Candidates are indexed [amount, stage, level]. Where a stage adds the same to the path for all
-        amounts, what it leads to has no [amount].
+        Candidates are indexed [amount, level, stage]; what a stage leads to has no [amount].
         """
         count, levels = len(self.amounts), self._levels
-        level, left = np.arange(levels), self._left_s
-        total, before = self._total[:, option, start, stop], self._before[:, option, start, stop]
-        steps = np.rint(before / self._grid_s)
-        steps = np.minimum(np.nan_to_num(steps, posinf=levels), levels).astype(np.int64)
-        at = np.maximum(level - steps[..., None], 0)
-        flat = stop[:, None] * levels + at
-
-        def following(table: Floats) -> Floats:
-            rows = table.reshape(count, -1)
-            if len(flat) == 1:
-                return np.asarray(rows.take(flat[0], axis=1))
-            return np.take_along_axis(rows, flat.reshape(count, -1), axis=1).reshape(flat.shape)
-
-        candidate = following(labels.price)
-        candidate += cost[:, None]
-        candidate[total[..., None] > left * (1 + TOLERANCE)] = np.inf
-        late = np.where(stop < self._num_layers, before, -np.inf)[..., None] >= left
-        candidate[np.broadcast_to(late, candidate.shape)] = np.inf
+        level, left = np.arange(levels)[:, None], self._left_s * (1 + TOLERANCE)
+        at = np.maximum(level - self._steps[option, start, stop], 0)
+        flat = stop * levels + at
+        candidate = labels.price.reshape(count, -1).take(flat, axis=1)
+        candidate += cost
+        in_time = np.searchsorted(left, self._total[:, option, start, stop])  # from which level on
+        never = level < np.maximum(in_time, self._soon[option, start, stop])[:, None]
         if not self._ample:
             busy = self._busy[option, start, stop]
-            round_trip = following(labels.window)
-            round_trip += (busy + self._link[option, stop])[:, None]
-            allowed = self._caps[option, start, stop][:, None] * (left * (1 + TOLERANCE))
-            candidate[self._microbatches[:, None, None] * round_trip > allowed] = np.inf
-        pick = candidate.argmin(axis=1)
-        labels.price[:, start] = np.take_along_axis(candidate, pick[:, None], axis=1)[:, 0]
+            round_trip = labels.window.reshape(count, -1).take(flat, axis=1)
+            round_trip += busy + self._link[option, stop]
+            allowed = left[:, None] * self._caps[option, start, stop]
+            never |= self._microbatches[:, None, None] * round_trip > allowed
+        np.putmask(candidate, never, np.inf)
+        pick = candidate.argmin(axis=2)
+        labels.price[:, start] = _picked(candidate, pick)
         labels.stops[:, start], labels.options[:, start] = stop[pick], option[pick]
-        labels.nexts[:, start] = at[np.arange(count)[:, None] if len(at) > 1 else 0, pick, level]
+        labels.nexts[:, start] = at[level[:, 0], pick]
         if self._ample:
             return
-        chosen = np.take_along_axis(round_trip, pick[:, None], axis=1)[:, 0]
-        period = left / self._microbatches[:, None]
+        chosen = _picked(round_trip, pick)
+        period = self._left_s / self._microbatches[:, None]
         flights = np.maximum(np.ceil(chosen / period - TOLERANCE), 1.0)
         labels.window[:, start] = np.maximum(chosen, (flights - 1) * period + busy[pick])
 
@@ -197,3 +190,8 @@ class PricingProblem:
             start, level = stop, int(labels.nexts[which, start, level])
         samples = self.amounts[which] * self.microbatch_size
         return PricedPipeline(float(labels.price[which, 0, -1]), samples, self.microbatch_size, tuple(stages))
+
+
+def _picked(table: Floats, pick: npt.NDArray[np.int64]) -> Floats:
+    """Return the entries of a table at these places along its last axis."""
+    return np.asarray(np.take_along_axis(table, pick[..., None], axis=2)[..., 0])
