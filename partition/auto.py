@@ -18,6 +18,7 @@ from partition.estimates.group_sharding import roomier_plans, sharded_out_of, sh
 from partition.estimates.offloading import has_host_memory, offloaded_plans
 from partition.estimates.optimizer_sharding import owned_elsewhere, unsharded
 from partition.estimates.ranking import Contest, Ranking, by_estimate
+from partition.estimates.step_estimate import shares_devices
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO
 from partition.exact.feasibility import least_pipelines
@@ -171,8 +172,8 @@ def _enter_near_numbers(
         or not _far_from_columns(contest, search, far)
     ):
         return
-    shares = sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names)
-    for number in _near_numbers(contest, [len(found[0].timed)] if found and shares else []):
+    others = [len(found[0].timed)] if found and shares_devices(best) else []
+    for number in _near_numbers(contest, others):
         wished = PipelineSearch(with_as_many(problem, number), search)
         begun = improved_starts(wished)
         plans = by_estimate(search.costs, plans_of(wished, begun))

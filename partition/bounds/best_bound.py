@@ -23,6 +23,7 @@ from partition.bounds.sync_tables import SyncTables
 from partition.column_generation.master_problem import Limits
 from partition.estimates.offloading import has_host_memory
 from partition.estimates.stage_tables import ProblemTables
+from partition.estimates.step_estimate import shares_devices
 from partition.exact.cluster_split import GROWTH, ClusterSplit
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -83,11 +84,10 @@ class Bound:
 
     def _within(self, plan: Plan) -> bool:
         """Return whether a plan is one of those that the pipeline bound speaks about."""
-        stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
         return (
             plan.zero == self.zero
             and self.forced.allows(plan)
-            and stages == len(plan.device_names)
+            and not shares_devices(plan)
             and all(
                 pipeline.microbatch_size in self.microbatch_sizes
                 or (pipeline.num_microbatches == 1 and pipeline.microbatch_size < max(self.microbatch_sizes))

@@ -19,7 +19,7 @@ from functools import partial
 from partition.estimates.effort import ChoiceEffort
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memories
-from partition.estimates.step_estimate import StepEstimate
+from partition.estimates.step_estimate import StepEstimate, shares_devices
 from partition.estimates.weight_gathers import gathers_s
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
@@ -126,8 +126,7 @@ class Contest:
 def instructions(plan: Plan) -> int:
     """Return about how many instructions the simulator runs through, or could in its time for the plan."""
     count = sum(pipeline.num_microbatches * (6 * len(pipeline.stages) - 4) for pipeline in plan.pipelines)
-    alone = sum(len(pipeline.stages) for pipeline in plan.pipelines) == len(plan.device_names)
-    return count // QUICK if alone else count
+    return count if shares_devices(plan) else count // QUICK
 
 
 def by_estimate(costs: PipelineCosts, plans: Iterable[Plan]) -> list[Plan]:

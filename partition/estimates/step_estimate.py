@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from cost_model.memory import trained_bytes
 from cost_model.network import NORM_BYTES
+from partition.estimates.closed_forms import makespan_bound_s
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.host_moves import moves_added_s, plan_step_s
 from partition.estimates.pipeline_costs import PipelineCosts
@@ -34,7 +35,7 @@ class StepEstimate:
         at most; then the longest optimizer step and the norm.
         """
         timed = self.timed(plan)
-        shared = sum(len(pipeline.stages) for pipeline in plan.pipelines) > len(plan.device_names)
+        shared = shares_devices(plan)
         if len(plan.pipelines) == 1 and not shared and not plan.offloads:
             ((pipeline, _),) = timed
             return self.alone_s(pipeline, [stage.in_flight for stage in plan.pipelines[0].stages])
@@ -58,16 +59,32 @@ class StepEstimate:
     def least_s(self, plan: Plan) -> float:
         """Return seconds that no simulated step of a plan undercuts.
 
-        Of its busiest device, and Z of the full microbatches of each pipeline alone.
+        Of its busiest device, and Z of the full microbatches of each pipeline alone: with what is in flight,
+        unless devices are shared, whose order may be one of more in flight. Layer by layer none is recomputed
+        in front of the first trained one; then no recompute is counted at all.
         """
         timed = self.timed(plan)
+        if plan.sharding.by_layer and self.costs.prices.first_trained:
+            timed = [(self._without_recompute(pipeline), num_samples) for pipeline, num_samples in timed]
         longest_s = max(busy_s(timed).values())
         for (pipeline, num_samples), entry in zip(timed, plan.pipelines, strict=True):
-            full = num_samples - num_samples % pipeline.microbatch_size
-            if full:
-                flights = [stage.in_flight for stage in entry.stages]
-                longest_s = max(longest_s, pipeline.timing.bound_s(full, flights))
+            timing, full = pipeline.timing, num_samples // pipeline.microbatch_size
+            if not full:
+                continue
+            flights = [full] * len(entry.stages)
+            if not shares_devices(plan):
+                first = timing.first_backward
+                flights[first:] = [min(stage.in_flight, full) for stage in entry.stages[first:]]
+            rest_s = [(full - 1) * max(link[:2]) for link in timing.full.link_s]
+            z_s = makespan_bound_s(
+                timing.busy_s, timing.round_trips_s, full, link_rest_s=rest_s, in_flight=flights
+            )
+            longest_s = max(longest_s, z_s)
         return longest_s
+
+    def _without_recompute(self, pipeline: TimedPipeline) -> TimedPipeline:
+        stages = [stage._replace(recompute=False) for stage in pipeline.stages]
+        return self.pipeline(stages, pipeline.microbatch_size)
 
     def timed(self, plan: Plan) -> Timed:
         """Return the pipelines of a plan, with their samples."""
@@ -153,6 +170,11 @@ class StepEstimate:
                     for resource in route.resources:
                         loads[resource] = loads.get(resource, 0.0) + seconds
         return max(loads.values(), default=0.0)
+
+
+def shares_devices(plan: Plan) -> bool:
+    """Return whether a device has several stages of a plan."""
+    return sum(len(pipeline.stages) for pipeline in plan.pipelines) > len(plan.device_names)
 
 
 def busy_s(timed: Timed) -> dict[str, float]:

@@ -11,7 +11,9 @@ from cost_model.sharding import Sharding
 from hetpipe.simulation.prediction import evaluator, simulate_plan
 from partition.bounds.sharded_bound import sharded_bound, sharded_pipeline_bound
 from partition.estimates.optimizer_sharding import with_state_owners
+from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
+from partition.estimates.step_estimate import StepEstimate
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem, check_plan
 from partition.solver import compare, solve
@@ -73,7 +75,7 @@ def check_random_plans(seed: int, num_plans: int, sharding: Sharding) -> list[fl
     """Simulate random plans; return their steps in units of the bound that speaks about them.
 
     Where states alone are sharded the bound counts weights and gradients in memory: of plans that fit. There
-    pipelines that share no device have one of their own.
+    pipelines that share no device have one of their own. Nor is any below what its closed forms say is least.
     """
     problem, rng = problem_of(seed, sharding), random.Random(seed)
     plans = [random_plan(rng, problem, sharding) for _ in range(num_plans)]
@@ -82,6 +84,7 @@ def check_random_plans(seed: int, num_plans: int, sharding: Sharding) -> list[fl
     if not plans:
         return []
     evaluate, steps = evaluator(problem.profile, problem.cluster), list[float]()
+    estimate = StepEstimate(PipelineCosts(problem))
     bound = sharded_bound(problem, sharding)
     if sharding is Sharding.STATES:
         best_s = min(evaluate(plan).step_s for plan in plans)
@@ -93,6 +96,7 @@ def check_random_plans(seed: int, num_plans: int, sharding: Sharding) -> list[fl
         step_s = evaluate(plan).step_s
         bound_s, space = bound.of(plan)
         assert bound_s <= step_s, (seed, plan)
+        assert estimate.least_s(plan) <= step_s * (1 + 1e-9), (seed, plan)
         assert sharding is Sharding.STATES or space == bound.fractional_space
         steps.append(step_s / bound_s)
     return steps

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cost_model.cluster import Link
 from hetpipe.simulation.prediction import evaluator
@@ -14,7 +15,7 @@ from partition.estimates.ranking import Contest, Ranking
 from partition.estimates.step_estimate import StepEstimate, busy_s
 from partition.plan import Figures, Pipeline, Plan, Stage
 from partition.problem import Problem
-from random_plans import crowded_case, random_case, random_plan, random_shared_plan
+from random_plans import crowded_case, random_case, random_plan, random_shared_plan, with_measured_links
 from random_problems import in_two_precisions
 
 ROUNDING = 1e-9
@@ -25,6 +26,8 @@ def drawn(seed: int) -> tuple[Problem, Plan]:
     rng = random.Random(seed)
     problem = crowded_case(seed) if seed % 3 == 0 else random_case(seed)
     problem = in_two_precisions(problem) if seed % 5 == 1 else problem
+    if rng.random() < 0.3:
+        problem = replace(problem, profile=with_measured_links(rng, problem.profile))
     plan = rng.choice([random_plan, random_shared_plan])(rng, problem)
     if rng.random() < 0.4:
         plan = with_state_owners(plan, problem.profile, problem.cluster)
