@@ -91,7 +91,8 @@ class FamilyEffort:
     far: float = 0.0
     """Times the relaxed step: nothing is looked for where as good a step is known, as on fast networks."""
     where_near: "FamilyEffort | None" = None
-    """In place of all that where the step that is known before is within `NEAR` of the relaxed one."""
+    """Before all that where the step that is known is within `NEAR` of the relaxed one; in place of it where
+    the best families then are within `NEARER`."""
     then: tuple["FamilyEffort", ...] = ()
     """Of all that again, one after the other, from what is known by then."""
 
@@ -104,6 +105,8 @@ FAR = 1.05
 """Times the relaxed step, which knows neither sums nor queues: from there on the network decides."""
 NEAR = 1.06
 """Times the relaxed step: families as good as the best are one change away from a few of the likely ones."""
+NEARER = 1.015
+"""Times the relaxed step: where those few are above it, families are looked for with all effort after all."""
 
 
 def fewer_pairs(families: FamilyEffort) -> FamilyEffort:

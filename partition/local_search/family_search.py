@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from partition.estimates.batch_split import share_out
-from partition.estimates.family_effort import NEAR, FamilyEffort, FamilyWalk
+from partition.estimates.family_effort import NEAR, NEARER, FamilyEffort, FamilyWalk
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 from partition.local_search.families import FamilySet, FamilySpace
 from partition.local_search.family_cuts import FamilyCutter
@@ -60,8 +60,10 @@ def best_families(
     effort = search.effort.families
     simulated = _Simulated(search, FamilyCutter(search, FamilySpace(search)), simulate)
     relaxed_s = search.relaxed_s if search.columns is not None else 0.0
-    first = effort.where_near if effort.where_near is not None and step_s <= NEAR * relaxed_s else effort
-    for turn, wider in enumerate((first, *effort.then)):
+    efforts = (effort, *effort.then)
+    if effort.where_near is not None and step_s <= NEAR * relaxed_s:
+        efforts = (effort.where_near, replace(effort, far=NEARER), *effort.then)
+    for turn, wider in enumerate(efforts):
         if min(step_s, simulated.least_s) <= wider.far * relaxed_s:
             continue
         starts = FamilyStarts(search, wider, wider.hopeless * step_s, simulated.cutter)
