@@ -12,7 +12,7 @@ from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes, random_sync_problem
 from partition.auto import auto
 from partition.estimates.effort import effort_for
-from partition.estimates.family_effort import FAR, FamilyEffort
+from partition.estimates.family_effort import NEAR, NEARER, FamilyEffort
 from partition.local_search import family_moves
 from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.family_cuts import FamilyCutter, card_messages_s
@@ -367,7 +367,9 @@ def test_less_is_looked_for_where_the_step_that_is_known_is_near_the_relaxed_one
     both = replace(MORE, where_near=LITTLE)
     little, more = found(1.0, LITTLE), found(1.0, MORE)
     assert little != more
-    assert (found(0.99 * FAR, both), found(1.01 * FAR, both)) == (little, more)
+    assert (found(0.999 * NEARER, both), found(1.001 * NEAR, both)) == (little, more)
+    for ratio in (1.001 * NEARER, 0.999 * NEAR):  # the few are not near enough
+        assert little < found(ratio, both)
 
 
 def test_how_much_is_looked_for_goes_by_the_number_of_devices() -> None:
