@@ -11,6 +11,7 @@ from cost_model.network import FreeAt, idle
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.simulation.fast_kernel import N, S, SimulationArrays, ranks_as_they_finish
 from hetpipe.simulation.simulation_arrays import SimulationLists, simulation_lists, with_other_collectives
+from partition.estimates.step_estimate import shares_devices
 from partition.plan import Plan
 
 MANY = 300_000
@@ -32,7 +33,7 @@ class StepTimes:
 
 def has_clock(plan: Plan) -> bool:
     """Return whether each device of a plan serves one stage and has its own states, as `step_times` asks."""
-    return not plan.zero and all(len(places) == 1 for places in plan.places.values())
+    return not plan.zero and not shares_devices(plan)
 
 
 def num_computations(plan: Plan) -> int:

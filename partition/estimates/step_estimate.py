@@ -66,13 +66,13 @@ class StepEstimate:
         timed = self.timed(plan)
         if plan.sharding.by_layer and self.costs.prices.first_trained:
             timed = [(self._without_recompute(pipeline), num_samples) for pipeline, num_samples in timed]
-        longest_s = max(busy_s(timed).values())
+        longest_s, shared = max(busy_s(timed).values()), shares_devices(plan)
         for (pipeline, num_samples), entry in zip(timed, plan.pipelines, strict=True):
             timing, full = pipeline.timing, num_samples // pipeline.microbatch_size
             if not full:
                 continue
             flights = [full] * len(entry.stages)
-            if not shares_devices(plan):
+            if not shared:
                 first = timing.first_backward
                 flights[first:] = [min(stage.in_flight, full) for stage in entry.stages[first:]]
             rest_s = [(full - 1) * max(link[:2]) for link in timing.full.link_s]

@@ -11,6 +11,7 @@ from partition.constraints.dealt_devices import NUMBERS
 from partition.estimates.batch_split import share_out
 from partition.estimates.effort import ColumnEffort, Walks
 from partition.estimates.network_cards import CardLoad
+from partition.estimates.step_estimate import shares_devices
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage
 from partition.local_search.alike_sets import AlikeSets
 from partition.local_search.column_search import ColumnSearch
@@ -183,12 +184,11 @@ class PipelineSearch(SearchSpace):
         return self.problem.plan(strategy, pipelines)
 
     def timed(self, plan: Plan) -> list[TimedPipeline]:
-        """Return the pipelines of a plan; none where a device has several stages, or a stage several devices.
+        """Return the pipelines of a plan; none where a device has several stages.
 
         What is in flight, and how often a stage recomputes, is as this search chooses.
         """
-        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-        if len(plan.device_names) < len(stages) or any(len(stage.devices) > 1 for stage in stages):
+        if shares_devices(plan):
             return []
         device = self.problem.cluster.device
         return [

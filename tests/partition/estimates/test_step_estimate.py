@@ -12,7 +12,7 @@ from partition.estimates.effort import effort_for
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.ranking import Contest, Ranking
-from partition.estimates.step_estimate import StepEstimate, busy_s
+from partition.estimates.step_estimate import StepEstimate, busy_s, shares_devices
 from partition.plan import Figures, Pipeline, Plan, Stage
 from partition.problem import Problem
 from random_plans import crowded_case, random_case, random_plan, random_shared_plan, with_measured_links
@@ -44,7 +44,7 @@ def test_no_simulated_step_is_below_the_least_of_its_plan() -> None:
         assert least_s <= step_s * (1 + ROUNDING), seed
         seen["above the busiest device"] += least_s > max(busy_s(estimate.timed(plan)).values())
         seen["sharded"] += plan.state_owners is not None
-        seen["shared devices"] += sum(len(one.stages) for one in plan.pipelines) > len(plan.device_names)
+        seen["shared devices"] += shares_devices(plan)
         seen["smaller last microbatch"] += any(
             one.num_samples % one.microbatch_size for one in plan.pipelines
         )
