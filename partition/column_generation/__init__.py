@@ -7,5 +7,5 @@ the answer. pipeline_pool does the same with columns that a local search has tim
 
 For others:
     column_generation: generate, Columns, ColumnPool, search_cuts, ROUNDS; rounding: rounded
-    pipeline_pool: PipelinePool; master_problem: solve_master, MasterProblem
+    pipeline_pool: PipelinePool; master_problem: MasterProgramme, solve_master, MasterProblem
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cost_model.cluster import Device
-from partition.column_generation.master_problem import NO_LIMITS, Limits, MasterProblem, solve_master
+from partition.column_generation.master_problem import NO_LIMITS, Limits, MasterProblem, MasterProgramme
 from partition.column_generation.pricing_problem import PricedPipeline, PricingProblem
 from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ColumnStage
@@ -190,9 +190,10 @@ def least_step(
     The step is inf where they cannot do it within the limits, however long it is.
     """
     uses = [column.uses for column in pool.columns.values()]
+    programme = MasterProgramme(uses, list(counts), limits)
 
     def master(step_s: float) -> MasterProblem:
-        return solve_master(uses, pool.values(step_s), list(counts), limits)
+        return programme.solve(pool.values(step_s))
 
     def done(found: MasterProblem) -> bool:
         return found.met and found.samples >= batch

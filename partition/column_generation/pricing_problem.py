@@ -112,10 +112,10 @@ class PricingProblem:
         optimizer = self._at_cuts(size.tables.optimizer_s)[self._classes]
         self._busy = np.concatenate([busy, busy[again] + forward[again]])
         self._total = self._microbatches[:, None, None, None] * self._busy + optimizer
-        before = self._busy + self._link[:, None, :]
-        steps = np.minimum(np.nan_to_num(np.rint(before / self._grid_s), posinf=self._levels), self._levels)
-        self._steps = steps.astype(np.int64)  # levels that a microbatch takes there and over the link
-        self._soon = np.searchsorted(self._left_s, before, side="right")  # first level with time for it
+        self._trip = self._busy + self._link[:, None, :]  # of a microbatch there and over the link
+        steps = np.nan_to_num(np.rint(self._trip / self._grid_s), posinf=self._levels)
+        self._steps = np.minimum(steps, self._levels).astype(np.int64)  # the levels that it takes
+        self._soon = np.searchsorted(self._left_s, self._trip, side="right")  # first level with time for it
         self._soon[:, :, -1] = 0  # nothing is behind
 
     @staticmethod
@@ -149,32 +149,35 @@ class PricingProblem:
     ) -> None:
         """Label the suffixes that begin at a layer with one of these stages.
 
-        Candidates are indexed [amount, level, stage]; what a stage leads to has no [amount].
+        Candidates are indexed [amount, level, stage]; what a stage leads to has no [amount]. Of the first
+        layer one level alone counts: that with all of the step left.
         """
         count, levels = len(self.amounts), self._levels
-        level, left = np.arange(levels)[:, None], self._left_s * (1 + TOLERANCE)
-        at = np.maximum(level - self._steps[option, start, stop], 0)
+        level = np.arange(0 if start else levels - 1, levels)
+        at = np.maximum(level[:, None] - self._steps[option, start, stop], 0)
         flat = stop * levels + at
         candidate = labels.price.reshape(count, -1).take(flat, axis=1)
         candidate += cost
+        left = self._left_s * (1 + TOLERANCE)
         in_time = np.searchsorted(left, self._total[:, option, start, stop])  # from which level on
-        never = level < np.maximum(in_time, self._soon[option, start, stop])[:, None]
+        never = level[:, None] < np.maximum(in_time, self._soon[option, start, stop])[:, None]
         if not self._ample:
-            busy = self._busy[option, start, stop]
             round_trip = labels.window.reshape(count, -1).take(flat, axis=1)
-            round_trip += busy + self._link[option, stop]
-            allowed = left[:, None] * self._caps[option, start, stop]
+            round_trip += self._trip[option, start, stop]
+            allowed = left[level, None] * self._caps[option, start, stop]
             never |= self._microbatches[:, None, None] * round_trip > allowed
         np.putmask(candidate, never, np.inf)
         pick = candidate.argmin(axis=2)
-        labels.price[:, start] = _picked(candidate, pick)
-        labels.stops[:, start], labels.options[:, start] = stop[pick], option[pick]
-        labels.nexts[:, start] = at[level[:, 0], pick]
-        if self._ample:
+        place = pick + np.arange(0, candidate.size, len(stop)).reshape(pick.shape)
+        labels.price[:, start, level] = candidate.take(place)
+        labels.stops[:, start, level], labels.options[:, start, level] = stop[pick], option[pick]
+        labels.nexts[:, start, level] = at[np.arange(len(level)), pick]
+        if self._ample or start == 0:
             return
-        chosen = _picked(round_trip, pick)
+        chosen = round_trip.take(place)
         period = self._left_s / self._microbatches[:, None]
         flights = np.maximum(np.ceil(chosen / period - TOLERANCE), 1.0)
+        busy = self._busy[option, start, stop]
         labels.window[:, start] = np.maximum(chosen, (flights - 1) * period + busy[pick])
 
     def _pipeline(self, which: int, labels: _Labels) -> PricedPipeline | None:
@@ -190,8 +193,3 @@ class PricingProblem:
             start, level = stop, int(labels.nexts[which, start, level])
         samples = self.amounts[which] * self.microbatch_size
         return PricedPipeline(float(labels.price[which, 0, -1]), samples, self.microbatch_size, tuple(stages))
-
-
-def _picked(table: Floats, pick: npt.NDArray[np.int64]) -> Floats:
-    """Return the entries of a table at these places along its last axis."""
-    return np.asarray(np.take_along_axis(table, pick[..., None], axis=2)[..., 0])

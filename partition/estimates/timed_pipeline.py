@@ -136,11 +136,8 @@ class PipelineTiming:
 
     def _within(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages, given those with a backward, lowered to what takes its messages."""
-        return self._behind(num_microbatches, self._lowered(in_flight, self._reached))
-
-    def _lowered(self, in_flight: Sequence[int], needed: Sequence[int]) -> tuple[int, ...]:
-        """Return `within_waiting` of the stages with a backward."""
-        return within_waiting(in_flight, lambda at, flight: self._waiting[at](flight), needed)
+        lowered = within_waiting(in_flight, lambda at, flight: self._waiting[at](flight), self._reached)
+        return self._behind(num_microbatches, lowered)
 
     @cached_property
     def _waiting(self) -> list[Callable[[int], int]]:
@@ -229,9 +226,11 @@ class PipelineTiming:
         return found
 
     def _holds(self, flights: Sequence[int]) -> bool:
-        """Return whether memory takes an in_flight of the stages with a backward."""
-        caps = self.caps[self.first_backward :]
-        return all(map(operator.le, flights, caps)) and tuple(flights) == self._lowered(flights, flights)
+        """Return whether memory takes an in_flight of the stages with a backward, gradients that wait too."""
+        return all(map(operator.le, flights, self.caps[self.first_backward :])) and all(
+            before <= flight or before <= flight + waiting(flight)
+            for (before, flight), waiting in zip(pairwise(flights), self._waiting[1:], strict=True)
+        )
 
     def _spread(self, caps: Sequence[int], more: int) -> tuple[int, ...]:
         needed = self._reached

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import partition.column_generation.column_generation
 import partition.column_generation.pipeline_pool
 import partition.local_search.starts
+from partition.column_generation.master_problem import MasterProgramme
 from partition.column_generation.pricing_problem import PricingProblem
 from partition.exact.chain_dp import ChainProgramme
 from partition.exact.cluster_split import ClusterSplit
@@ -18,7 +18,8 @@ LP, DP, MILP, SIMULATOR, REST = "LP", "DP", "MILP", "simulator", "rest"
 PARTS = (LP, DP, MILP, SIMULATOR, REST)
 
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
-    (partition.column_generation.column_generation, "solve_master", LP),
+    (MasterProgramme, "__init__", LP),
+    (MasterProgramme, "solve", LP),
     (PricingProblem, "__init__", DP),
     (PricingProblem, "solve", DP),
     (CountProgramme, "__init__", DP),
@@ -30,7 +31,10 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
 
 
 class Shares:
-    """CPU seconds by part; those of a part inside another count for the inner one."""
+    """CPU seconds by part; those of a part inside another count for the inner one.
+
+    Linear programmes that integer ones ask for count for these.
+    """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -46,7 +50,7 @@ class Shares:
         """The function, its seconds counted; of a generator those until it is used up."""
 
         def counted(*args: Any, **options: Any) -> Any:
-            before = self._enter(part)
+            before = self._enter(MILP if (part, self._part) == (LP, MILP) else part)
             try:
                 result = function(*args, **options)
                 return iter(list(result)) if isinstance(result, Iterator) else result

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from partition.column_generation import master_problem
-from partition.column_generation.master_problem import solve_master
+from partition.column_generation.master_problem import NO_LIMITS, Limits, MasterProgramme, solve_master
 
 
 def hard_programme(seed: int) -> tuple[list[list[int]], list[float], list[float]]:
@@ -38,3 +38,15 @@ def test_a_programme_that_ends_early_gives_whole_pipelines_on_the_devices_there_
         used = [sum(n * use[place] for n, use in zip(amounts, uses, strict=True)) for place in range(6)]
         assert all(n <= count for n, count in zip(used, counts, strict=True))
     assert earlier > 0
+
+
+@pytest.mark.parametrize("limits", [NO_LIMITS, Limits(12, 2, 20, (1,))])
+def test_an_answer_does_not_depend_on_what_a_programme_was_asked_before(limits: Limits):
+    uses, values, counts = hard_programme(7)
+    rng, programme = random.Random(7), MasterProgramme(uses, counts, limits)
+    for _ in range(5):
+        others = [float(int(value * rng.uniform(0, 1.5))) for value in values]
+        again, alone = programme.solve(others), solve_master(uses, others, counts, limits)
+        assert again.amounts.tolist() == alone.amounts.tolist()
+        assert again.prices.tolist() == alone.prices.tolist()
+        assert (again.samples, again.each, again.met) == (alone.samples, alone.each, alone.met)
