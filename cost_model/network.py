@@ -65,6 +65,7 @@ class Network:
         self._sums = {node.name: node.all_reduces for node in cluster.nodes if node.all_reduces}
         self.known_s: dict[tuple[tuple[str, ...], float], float | None] = {}  # of measured all-reduces
         self.alone_s: dict[object, float] = {}  # of sums on the idle network
+        self.by_nodes_s: dict[object, tuple[float, float]] = {}  # of those inside nodes, and between them
         self.choices: dict[object, object] = {}  # see `collective_choice`
         self.occupied: dict[object, frozenset[int]] = {}  # see `sum_times.all_reduce_resources`
         # due and free seconds of norms, the latter by place in the order of resources

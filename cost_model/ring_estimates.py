@@ -45,11 +45,14 @@ def all_reduce_estimate_s(network: Network, num_bytes: float, names: Sequence[st
     return num_rounds * slowest + most
 
 
-def sum_estimate_s(network: Network, num_bytes: float, names: Sequence[str]) -> tuple[float, Sequence[str]]:
+def sum_estimate_s(
+    network: Network, num_bytes: float, names: Sequence[str], parts: int = 1
+) -> tuple[float, Sequence[str]]:
     """Return about the seconds of a sum over devices (names), and the members of its ring in their order.
 
     The ring of all, node by node where that is sooner; or inside nodes first and then a ring of the first
-    ones. Trees over nodes are left out.
+    ones. Trees over nodes are left out. parts: into which it may be cut, so that some are inside of nodes
+    while others are between them.
     """
     ring_s = all_reduce_estimate_s(network, num_bytes, names)
     groups = network.by_node(names) if len(names) > 2 else []
@@ -61,10 +64,20 @@ def sum_estimate_s(network: Network, num_bytes: float, names: Sequence[str]) -> 
         ring_s, ring = by_node_s, by_node
     if network.was_measured(names):
         return ring_s, ring
-    firsts = [group[0] for group in groups]
+    inside_s, between_s = by_nodes_estimate_s(network, num_bytes, groups)
+    hierarchical_s = 2 * inside_s / parts + max(between_s, inside_s * (1 - 1 / parts))
+    return (hierarchical_s, [group[0] for group in groups]) if hierarchical_s < ring_s else (ring_s, ring)
+
+
+def by_nodes_estimate_s(
+    network: Network, num_bytes: float, groups: Sequence[Sequence[str]]
+) -> tuple[float, float]:
+    """Return about the seconds of a reduction inside nodes, and of the ring between them behind it.
+
+    groups: devices (names) by node. The broadcast inside nodes at the end takes as long as the reduction.
+    """
     inside_s = max(_tree_s(network, num_bytes, group) for group in groups)
-    hierarchical_s = 2 * inside_s + all_reduce_estimate_s(network, num_bytes, firsts)
-    return (hierarchical_s, firsts) if hierarchical_s < ring_s else (ring_s, ring)
+    return inside_s, all_reduce_estimate_s(network, num_bytes, [group[0] for group in groups])
 
 
 def _tree_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:

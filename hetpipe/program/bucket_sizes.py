@@ -1,14 +1,15 @@
-"""How finely gradients are summed: buckets are cut where parts can begin inside a backward."""
+"""How finely gradients are summed: parts begin inside a backward, or go inside nodes beside others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from cost_model.collective_choice import BUCKET_BYTES, MOST_PARTS
+from cost_model.collectives import Collective
 from cost_model.layer_costs import Prices
 from cost_model.network import Network, idle
 from cost_model.profile import ModelProfile
-from cost_model.ring_estimates import sum_estimate_s
+from cost_model.ring_estimates import by_nodes_estimate_s, sum_estimate_s
 from cost_model.sum_times import LARGE_RING, reduce_due
 from hetpipe.program.instructions import Bucket
 from hetpipe.program.sync_starts import after_layer_s
@@ -32,6 +33,9 @@ def cut_buckets(
 ) -> list[Bucket]:
     """Return the buckets, cut between layers where the sum of the first parts hides behind the last backward.
 
+    Or where several nodes sum, devices of each in front: while a part is between the nodes, the next one is
+    inside of them. Such parts are hierarchical, though alone each may be sooner in a ring.
+
     A part has at most most_bytes (None: BUCKET_BYTES), as they travel, or more, up to all, where the latency
     of more parts would cost what they gain, by an estimate; a layer is never cut. prices: of the profile, if
     there are some already.
@@ -40,8 +44,9 @@ def cut_buckets(
     knife = _Knife(plan, prices or Prices(profile), network, most_bytes)
     found: list[Bucket] = []
     for bucket in buckets:
-        parts = knife.parts(bucket)
-        found += [bucket] if len(parts) == 1 else [replace(bucket, layers=layers) for layers in parts]
+        parts, collective = knife.parts(bucket)
+        cut = [bucket] if len(parts) == 1 else [replace(bucket, layers=layers) for layers in parts]
+        found += cut if collective is None else [replace(part, collective=collective) for part in cut]
     return sorted(found, key=order_of_layers)
 
 
@@ -57,40 +62,96 @@ class _Knife:
         self._plan, self._profile, self._network = plan, prices.profile, network
         self._most_bytes, self._prices = most_bytes, prices
 
-    def parts(self, bucket: Bucket) -> Parts:
-        """Return the parts of a bucket, or all of it."""
+    def parts(self, bucket: Bucket) -> tuple[Parts, Collective | None]:
+        """Return the parts of a bucket, or all of it, and their collective; None: of each the best alone."""
         whole = [bucket.layers]
         if bucket.tied or len(bucket.layers) == 1:
-            return whole
+            return whole, None
         untied, share = self._profile.untied_bytes, self._plan.gradient_share
         sizes = [share * untied[layer] for layer in bucket.layers]  # as they travel
+        if sum(sizes) <= self._most_bytes:
+            return whole, None
+        left_s, groups = self._left_s(bucket), self._groups(bucket)
+        if not any(left_s) and not groups:
+            return whole, None
+        tries = list(self._tries(bucket, sizes))
+        alone = self._alone_s(bucket, sizes, left_s)
+        least_gain_s = LEAST_GAIN * self._sum_s(bucket, sum(sizes))
+        best, best_s = _soonest(tries if any(left_s) else tries[:1], alone, least_gain_s)
+        if groups:
+            by_nodes, by_nodes_s = _soonest(tries, self._by_nodes_s(sizes, left_s, groups), least_gain_s)
+            if by_nodes_s < best_s - least_gain_s:
+                return by_nodes, Collective.HIERARCHICAL
+        return best, None
+
+    def _tries(self, bucket: Bucket, sizes: Sequence[float]) -> Iterator[Parts]:
+        """Yield all of a bucket, and parts of it, finer and finer."""
+        yield [bucket.layers]
+        cap = sum(sizes) / 2
+        most = MOST_PARTS if len(bucket.ranks) <= LARGE_RING else FEW_PARTS
+        while cap >= self._most_bytes / 2:
+            parts = _of_at_most(max(cap, self._most_bytes), bucket.layers, sizes)
+            if len(parts) > most:
+                return
+            yield parts
+            cap /= 2
+
+    def _alone_s(
+        self, bucket: Bucket, sizes: Sequence[float], left_s: Sequence[float]
+    ) -> Callable[[Parts], float]:
+        """Return for how long sums go on after the backward, given parts that come one after another."""
         total = sum(sizes)
-        if total <= self._most_bytes or not any(left_s := self._left_s(bucket)):
-            return whole
-        whole_s, part_s = self._sum_s(bucket, total), self._sum_s(bucket, total / MOST_PARTS)
-        per_byte = max(0.0, whole_s - part_s) / (total - total / MOST_PARTS)
-        each_s, first = max(0.0, whole_s - per_byte * total), bucket.layers[0]
+        each_s, per_byte = _line(lambda num_bytes: self._sum_s(bucket, num_bytes), total)
+        first = bucket.layers[0]
 
         def exposed_s(parts: Parts) -> float:
-            """Return for how long the sums go on after the backward."""
             done_s = -left_s[-1]
             for layers in parts:
                 size = sum(sizes[layer - first] for layer in layers)
                 done_s = max(done_s, -left_s[layers[0] - first]) + each_s + per_byte * size
             return max(0.0, done_s)
 
-        best: Parts = whole
-        best_s, cap = exposed_s(whole), total / 2
-        most = MOST_PARTS if len(bucket.ranks) <= LARGE_RING else FEW_PARTS
-        while cap >= self._most_bytes / 2:
-            parts = _of_at_most(max(cap, self._most_bytes), bucket.layers, sizes)
-            if len(parts) > most:
-                break
-            seconds = exposed_s(parts)
-            if seconds < best_s - LEAST_GAIN * whole_s:
-                best, best_s = parts, seconds
-            cap /= 2
-        return best
+        return exposed_s
+
+    def _by_nodes_s(
+        self, sizes: Sequence[float], left_s: Sequence[float], groups: Sequence[Sequence[str]]
+    ) -> Callable[[Parts], float]:
+        """Return the same of parts that all go inside nodes, between them and back.
+
+        groups: the owners (names) by node. Between nodes they come one after another, inside as well.
+        """
+
+        def estimate_s(num_bytes: float) -> tuple[float, float]:
+            known, key = self._network.by_nodes_s, (num_bytes, tuple(map(tuple, groups)))
+            if key not in known:
+                known[key] = by_nodes_estimate_s(self._network, num_bytes, groups)
+            return known[key]
+
+        total = sum(sizes)
+        inside_each_s, inside_per_byte = _line(lambda num_bytes: estimate_s(num_bytes)[0], total)
+        each_s, per_byte = _line(lambda num_bytes: estimate_s(num_bytes)[1], total)
+
+        def exposed_s(parts: Parts) -> float:
+            at = len(sizes)
+            reduced_s = summed_s = -left_s[-1]
+            inside_s = 0.0
+            for layers in parts:
+                at -= len(layers)
+                size = sum(sizes[at : at + len(layers)])
+                inside_s = inside_each_s + inside_per_byte * size
+                reduced_s = max(reduced_s, -left_s[at]) + inside_s
+                summed_s = max(summed_s, reduced_s) + each_s + per_byte * size
+            return max(0.0, summed_s + inside_s)
+
+        return exposed_s
+
+    def _groups(self, bucket: Bucket) -> list[list[str]]:
+        """Return the owners (names) of a bucket by node, where sums by nodes may be sooner; else none."""
+        names = [self._plan.device_names[rank] for rank in bucket.ranks]
+        if bucket.state_owner is not None or self._network.was_measured(names):
+            return []
+        groups = self._network.by_node(names)
+        return groups if 1 < len(groups) < len(names) else []
 
     @cached_property
     def _first_backwards(self) -> dict[int, list[tuple[Stage, int]]]:
@@ -134,6 +195,24 @@ class _Knife:
         root = self._plan.device_names[bucket.state_owner]
         ready_s = dict.fromkeys(names, 0.0)
         return max(reduce_due(idle(), self._network, num_bytes, ready_s, root).values())
+
+
+def _soonest(
+    tries: Sequence[Parts], exposed_s: Callable[[Parts], float], least_gain_s: float
+) -> tuple[Parts, float]:
+    """Return the parts after which sums are over first, and when; finer ones must gain so much."""
+    best, best_s = tries[0], exposed_s(tries[0])
+    for parts in tries[1:]:
+        if (seconds := exposed_s(parts)) < best_s - least_gain_s:
+            best, best_s = parts, seconds
+    return best, best_s
+
+
+def _line(seconds_of: Callable[[float], float], total: float) -> tuple[float, float]:
+    """Return (s, s per byte) of sums of few bytes and of all."""
+    whole_s, part_s = seconds_of(total), seconds_of(total / MOST_PARTS)
+    per_byte = max(0.0, whole_s - part_s) / (total - total / MOST_PARTS)
+    return max(0.0, whole_s - per_byte * total), per_byte
 
 
 def _of_at_most(most_bytes: float, layers: Sequence[int], sizes: Sequence[float]) -> Parts:

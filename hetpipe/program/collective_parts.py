@@ -1,7 +1,8 @@
 """The collectives of the library that make up a sum of gradients, and the groups of ranks in which they meet.
 
 A library matches the collectives of a group by the order in which its members hand them in. Between GPUs all
-parts of a sum are handed in with its SYNC, one after another. On the host a part that comes after another one
+parts of a sum are handed in with its SYNC, one after another; what goes back inside nodes has groups apart,
+so that the reduction of the next bucket does not wait behind it. On the host a part that comes after another one
 of the same rank is handed in when that is over, at another moment on each rank: it has a group of its own.
 """
 
@@ -28,12 +29,13 @@ class Group:
     """Ranks that meet, in the order of the ring, through the host's memory or not.
 
     part: the (bucket, place) of the only part that meets there; None where all that is handed in with its
-    instruction does.
+    instruction does. back: of what goes back inside a node, between GPUs.
     """
 
     ranks: tuple[int, ...]
     on_host: bool
     part: tuple[int, int] | None = None
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ def sum_parts(index: int, bucket: Bucket, *, on_host: bool) -> tuple[Part, ...]:
         return Part(index, Operation.REDUCE, Group(ranks, on_host), root)
 
     def later(operation: Operation, ranks: tuple[int, ...], place: int) -> Part:
-        """Return a part that comes after another one on some of its ranks."""
-        group = Group(ranks, on_host, (index, place) if on_host else None)
+        """Return a part that comes after another one on some of its ranks; place: 0 of what all sums have."""
+        group = Group(ranks, on_host, (index, place) if on_host else None, back=not on_host and place > 0)
         return Part(index, operation, group, ranks[0], after=on_host)
 
     if bucket.state_owner is not None:

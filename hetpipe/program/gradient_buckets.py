@@ -81,6 +81,10 @@ def with_collectives(
     def summed(bucket: Bucket) -> Bucket:
         if bucket.state_owner is not None:
             return bucket  # reduced to the owner, whatever is cheaper
+        if bucket.collective is Collective.HIERARCHICAL:
+            return summed_by(
+                bucket, bucket.collective, plan, network
+            )  # beside other parts: see `cut_buckets`
         num_bytes = plan.gradient_share * bucket.num_bytes(profile)
         alike = known.get((bucket.ranks, num_bytes))
         if alike is None:

@@ -83,7 +83,7 @@ class GradientSync:
             for buffer, bucket in zip(self._buffers, program.buckets, strict=True)
         ]
         self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
-        self._stream: Any = None
+        self._streams: dict[int, Any] = {}  # of buckets whose sums have several parts
         self._warm_up()
 
     def _make_buffers(self) -> tuple[list[Tensor], list[tuple[nn.Parameter, Tensor]]]:
@@ -176,20 +176,24 @@ class GradientSync:
 
     def _sum(self, bucket: int) -> Callable[[], object]:
         buffer = self._travelling(Sync(bucket), self._moved)
-        return self._start_in_turn(begins(self._sums[bucket], buffer, self._groups), buffer)
+        return self._start_in_turn(begins(self._sums[bucket], buffer, self._groups), buffer, bucket)
 
     def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
         """Return how the host waits for a collective; NCCL's own wait is for the stream only."""
         return partial(wait_for_gpu, work, self._timeout_s) if not moved.is_cpu else work.wait
 
-    def _start_in_turn(self, parts: Sequence[Begin], buffer: Tensor) -> Callable[[], object]:
-        """Begin the first of some collectives on a buffer; each begins when that before it is over."""
+    def _start_in_turn(self, parts: Sequence[Begin], buffer: Tensor, bucket: int) -> Callable[[], object]:
+        """Begin the first of some collectives on a buffer; each begins when that before it is over.
+
+        Other buckets go on beside them: one is inside of nodes while another one is between them.
+        """
         if buffer.is_cpu:
             return in_turn(parts)
         if len(parts) == 1:
             return self._wait_of(parts[0](), buffer)
-        self._stream = self._stream or new_stream(buffer.device)
-        with following(self._stream, buffer.device):
+        if bucket not in self._streams:
+            self._streams[bucket] = new_stream(buffer.device)
+        with following(self._streams[bucket], buffer.device):
             for part in parts[:-1]:
                 part().wait()  # by this stream alone: the host and the computations go on
             return self._wait_of(parts[-1](), buffer)

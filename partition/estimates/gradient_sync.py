@@ -11,7 +11,7 @@ from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
 from cost_model.sum_times import LARGE_RING
 from partition.estimates.arrays import Floats
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.sync_tail import Copies, Tail
+from partition.estimates.sync_tail import Copies, Tail, lengths_of, parts_of
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.plan import Plan
 
@@ -56,20 +56,21 @@ class SyncCosts:
             stops = tuple(stage.stop for stage in first.stages)
             groups.append(Copies(self._rings.node[devices], stops, first.timing.full))
         num_bytes = np.array([self._wire_bytes(tuple(range(*pair))) for pair in pairwise(cuts)])
-        sums_s = np.where(num_bytes > 0, self._rows_s(owners, num_bytes), 0.0)
+        parts = parts_of(lengths_of(cuts), num_bytes)
+        sums_s = np.where(num_bytes > 0, self._rows_s(owners, num_bytes, parts), 0.0)
         exposed_s = Tail.of(groups, cuts).exposed_s(sums_s, num_bytes, cuts, self._rings.num_nodes)
         return exposed_s + self._tied_s(cuts, owners)
 
-    def _rows_s(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> Floats:
-        """Return the seconds of the sum of each row of owners, as if it were alone."""
+    def _rows_s(self, owners: npt.NDArray[np.int64], num_bytes: Floats, parts: Floats) -> Floats:
+        """Return the seconds of the sum of each row of owners, as if it were alone, in so many parts."""
         count = owners.shape[1]
         if count == 1:
             return np.zeros(len(owners))
         if count > self._most_chains:
-            return self._rings.sums(owners, num_bytes)
+            return self._rings.sums(owners, num_bytes, parts)
         names = [device.name for device in self._costs.problem.cluster.devices]
-        pairs = zip(num_bytes.tolist(), owners.tolist(), strict=True)
-        return np.array([self._sum_s(size, [names[at] for at in row]) for size, row in pairs])
+        rows = zip(num_bytes.tolist(), owners.tolist(), parts.tolist(), strict=True)
+        return np.array([self._sum_s(size, [names[at] for at in row], int(cut)) for size, row, cut in rows])
 
     def of_plan_s(self, plan: Plan) -> dict[str, float]:
         """Return the seconds that each device of a plan spends in sums with others, cards not counted."""
@@ -86,21 +87,24 @@ class SyncCosts:
         owners = np.array([[self._rings.index[name] for name in names]])
         return float(self._rings.seconds(owners, np.array([num_bytes]))[0])
 
-    def _sum_s(self, num_bytes: float, names: Sequence[str]) -> float:
-        """Return about the seconds of a sum of gradients."""
+    def _sum_s(self, num_bytes: float, names: Sequence[str], parts: int = 1) -> float:
+        """Return about the seconds of a sum of gradients, in up to so many parts."""
         if len(names) <= LARGE_RING:
-            return sum_estimate_s(self._costs.network, num_bytes, names)[0]
+            return sum_estimate_s(self._costs.network, num_bytes, names, parts)[0]
         owners = np.array([[self._rings.index[name] for name in names]])
-        return float(self._rings.sums(owners, np.array([num_bytes]))[0])
+        return float(self._rings.sums(owners, np.array([num_bytes]), np.array([float(parts)]))[0])
 
-    def _sums(self, holders: Sequence[list[str]]) -> list[tuple[tuple[str, ...], float]]:
-        """Return (owners, bytes) of each sum of several devices; holders: those of each layer."""
+    def _sums(self, holders: Sequence[list[str]]) -> list[tuple[tuple[str, ...], float, int]]:
+        """Return (owners, bytes, parts) of each sum of several devices; holders: those of each layer."""
         buckets: dict[tuple[str, ...], list[int]] = {}
         for layer, owners in enumerate(holders):
             buckets.setdefault(tuple(owners), []).append(layer)
-        sums = [(owners, self._wire_bytes(tuple(layers))) for owners, layers in buckets.items()]
-        sums += self._tied_sums(holders)
-        return [(owners, num_bytes) for owners, num_bytes in sums if len(owners) > 1]
+        held = [(owners, len(layers), self._wire_bytes(tuple(layers))) for owners, layers in buckets.items()]
+        sums = [
+            (owners, size, int(parts_of(np.array(count), np.array(size)))) for owners, count, size in held
+        ]
+        sums += [(owners, num_bytes, 1) for owners, num_bytes in self._tied_sums(holders)]
+        return [(owners, num_bytes, parts) for owners, num_bytes, parts in sums if len(owners) > 1]
 
     def _tied_sums(self, holders: Sequence[list[str]]) -> Iterable[tuple[tuple[str, ...], float]]:
         for group, num_bytes in self._tied:
@@ -108,10 +112,10 @@ class SyncCosts:
             if any(holders[layer] != holders[group[0]] for layer in group):
                 yield owners, num_bytes
 
-    def _by_device(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, float]:
+    def _by_device(self, sums: Iterable[tuple[tuple[str, ...], float, int]]) -> dict[str, float]:
         seconds: dict[str, float] = {}
-        for owners, num_bytes in sums:
-            spent = self._sum_s(num_bytes, owners)
+        for owners, num_bytes, parts in sums:
+            spent = self._sum_s(num_bytes, owners, parts)
             for name in owners:
                 seconds[name] = seconds.get(name, 0.0) + spent
         return seconds
@@ -128,7 +132,7 @@ class SyncCosts:
             stages = np.searchsorted(cuts, group, side="right") - 1
             held = np.unique(np.concatenate([np.atleast_1d(owners[stage]) for stage in stages]))
             if len(held) > 1:
-                tied_s += float(self._rings.sums(held[None], np.array([num_bytes]))[0])
+                tied_s += float(self._rings.sums(held[None], np.array([num_bytes]), np.ones(1))[0])
         return tied_s
 
     def _wire_bytes(self, layers: tuple[int, ...]) -> float:
@@ -186,8 +190,11 @@ class _LargeRings:
         hop = per_byte.mean(axis=1) * chunk + latency.mean(axis=1)
         return np.asarray(2 * (count - 1) * np.maximum(busiest, hop))
 
-    def sums(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> Floats:
-        """Return `seconds` of sums: in a ring, node by node, or inside nodes first, whichever is sooner."""
+    def sums(self, owners: npt.NDArray[np.int64], num_bytes: Floats, parts: Floats) -> Floats:
+        """Return `seconds` of sums: in a ring, node by node, or inside nodes first, whichever is sooner.
+
+        parts: into which each may be cut, so that some are inside nodes while others are between them.
+        """
         ring_s = self.seconds(owners, num_bytes)
         if not self._several_on_node:
             return ring_s
@@ -200,13 +207,17 @@ class _LargeRings:
             return ring_s
         if (self._between(owners).sum(axis=1) > nodes).any():
             ring_s = np.minimum(ring_s, self.seconds(side_by_side, num_bytes))
-        hierarchical_s = self._hierarchical_s(side_by_side, num_bytes, between)
+        hierarchical_s = self._hierarchical_s(side_by_side, num_bytes, between, parts)
         return np.where(found, np.minimum(hierarchical_s, ring_s), ring_s)
 
     def _hierarchical_s(
-        self, owners: npt.NDArray[np.int64], num_bytes: Floats, between: npt.NDArray[np.bool_]
+        self,
+        owners: npt.NDArray[np.int64],
+        num_bytes: Floats,
+        between: npt.NDArray[np.bool_],
+        parts: Floats,
     ) -> Floats:
-        """Return the seconds of sums that go inside nodes first.
+        """Return the seconds of sums that go inside nodes first, in parts.
 
         owners: devices by [sum, member], those of a node side by side. between: where the next is on another.
         """
@@ -220,8 +231,9 @@ class _LargeRings:
         across = np.where(between, per_byte, 0.0)
         across_s = (num_bytes / nodes)[:, None] * across
         mean_s = (across_s + np.where(between, latency, 0.0)).sum(axis=1) / nodes
-        seconds = 2 * np.maximum(np.ceil(np.log2(most)) * inside_s, told_s)
-        return np.asarray(seconds + 2 * (nodes - 1) * np.maximum(across_s.max(axis=1), mean_s))
+        inside_s = np.maximum(np.ceil(np.log2(most)) * inside_s, told_s)
+        between_s = 2 * (nodes - 1) * np.maximum(across_s.max(axis=1), mean_s)
+        return np.asarray(2 * inside_s / parts + np.maximum(between_s, inside_s * (1 - 1 / parts)))
 
     def _told_s(self, on_nodes: Floats, num_bytes: Floats) -> Floats:
         """Return the longest sum inside a node that says how long it takes, by sum; on_nodes: its devices."""

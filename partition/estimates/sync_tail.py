@@ -80,8 +80,7 @@ class Tail:
 
         sums_s, num_bytes: seconds and bytes of the sum of each row.
         """
-        parts = np.minimum(np.minimum(lengths_of(cuts), MOST_PARTS), num_bytes // BUCKET_BYTES)
-        last = 1 / np.maximum(parts, 1)  # of the sum, what begins behind the last backward
+        last = 1 / parts_of(lengths_of(cuts), num_bytes)  # of the sum, what begins behind the last backward
         early = self.ahead + self.hides * (1 - last)[:, None]
         begins_early = np.asarray(early.any(axis=1))
         several = np.asarray((self.node != self.node[:, :1]).any(axis=1))
@@ -117,3 +116,8 @@ class Tail:
 def lengths_of(cuts: Sequence[int]) -> Floats:
     """Return the layers of each row."""
     return np.diff(np.array(cuts, np.float64))
+
+
+def parts_of(num_layers: Floats, num_bytes: Floats) -> Floats:
+    """Return into how many parts sums may be cut, by the layers and bytes of each."""
+    return np.maximum(np.minimum(np.minimum(num_layers, MOST_PARTS), num_bytes // BUCKET_BYTES), 1)

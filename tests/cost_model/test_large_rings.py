@@ -149,6 +149,26 @@ def test_the_estimate_of_a_sum_is_near_where_it_goes_inside_nodes_first(seed: in
             assert list(ring) in ([group[0] for group in network.by_node(members)], best_ring)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_estimate_of_a_sum_in_parts_is_near_parts_that_follow_each_other(seed: int):
+    rng = random.Random(seed)
+    network = Network(made := cluster(rng.randint(2, 8), 8, rng))
+    members = [device.name for device in made.devices]
+    if not 1 < len(network.by_node(members)) < len(members):
+        return
+    whole_s, _ = sum_estimate_s(network, 1e9, members)
+    for parts in (2, 4, 8):
+        estimate_s, _ = sum_estimate_s(network, 1e9, members, parts)
+        free_at, over_s = idle(), 0.0
+        for _ in range(parts):
+            ready_s = dict.fromkeys(members, 0.0)
+            due_s = all_reduce_due(free_at, network, 1e9 / parts, ready_s, Collective.HIERARCHICAL)
+            over_s = max(over_s, *due_s.values())
+        ring_s = all_reduce_s(network, 1e9, ring_order(network, 1e9, members))
+        assert estimate_s <= whole_s
+        assert 0.7 * min(over_s, ring_s) <= estimate_s <= 1.5 * min(over_s, ring_s)
+
+
 def test_an_estimate_counts_what_was_measured():
     devices = tuple(Device(f"n/{index}", "n", "one", 1.0) for index in range(3))
     made = Cluster("node", Link(0.5, 1.0), (Node("n", devices),))

@@ -46,13 +46,16 @@ def test_what_follows_a_first_part_has_groups_of_its_own_on_the_host():
     assert len(handed_in) == 2 + 2 + 4
 
 
-def test_between_gpus_one_group_of_the_same_ranks_does_for_all():
+def test_between_gpus_a_reduction_does_not_wait_behind_what_goes_back_inside_a_node():
     handed_in = meetings(over_nodes(), on_host=False)
     check_meetings(handed_in)
-    assert set(handed_in) == {Group(ranks, on_host=False) for ranks in ((0, 2), (1, 3), (0, 1))}
-    assert words(handed_in, Group((0, 2), on_host=False)) == dict.fromkeys(
-        (0, 2), "reduce 0, broadcast 0, reduce 1, broadcast 1"
-    )
+    groups = {Group(ranks, on_host=False) for ranks in ((0, 2), (1, 3), (0, 1))}
+    assert set(handed_in) == groups | {Group(ranks, False, back=True) for ranks in ((0, 2), (1, 3))}
+    inside, between = Group((0, 2), on_host=False), Group((0, 1), on_host=False)
+    assert words(handed_in, inside) == dict.fromkeys((0, 2), "reduce 0, reduce 1")
+    assert words(handed_in, between) == dict.fromkeys((0, 1), "all_reduce 0, all_reduce 1")
+    back = Group((0, 2), on_host=False, back=True)
+    assert words(handed_in, back) == dict.fromkeys((0, 2), "broadcast 0, broadcast 1")
 
 
 def test_one_group_for_parts_that_wait_for_others_is_refused():
