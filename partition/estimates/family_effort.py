@@ -17,7 +17,7 @@ class FamilyWalk:
     starts: int = 4
     more_moves: bool = False
     """Whether with those of `MORE_MOVES`, among them other numbers of families."""
-    simulated: int = 16
+    simulated: int = 24
     """Unlike ones of all that were seen, least estimates first."""
     settled: int = 4
     """Of these, best first: those of which all that are one change away are looked at."""
