@@ -2,8 +2,8 @@
 
 A library matches the collectives of a group by the order in which its members hand them in. Between GPUs all
 parts of a sum are handed in with its SYNC, one after another; what goes back inside nodes has groups apart,
-so that the reduction of the next bucket does not wait behind it. On the host a part that comes after another one
-of the same rank is handed in when that is over, at another moment on each rank: it has a group of its own.
+so that the reduction of the next bucket does not wait behind it. On the host a part that comes after another
+one of its rank is handed in when that is over, at another moment on each rank: it has a group of its own.
 """
 
 from collections import defaultdict
