@@ -8,11 +8,13 @@ here, ends when this process is killed, and this process ends as it does. See `w
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+LOOKS_EVERY_S = 0.05  # whether a signal has come just before this process began to wait
 
 
 def main(path: str, *arguments: str) -> None:
@@ -25,18 +27,29 @@ def main(path: str, *arguments: str) -> None:
     }  # fmt: skip
     socket.send_fds(server, [b" "], [0, 1, 2])
     server.sendall(json.dumps(request).encode() + b"\n")
-    answers = server.makefile()
-    fork = int(answers.readline())
+    fork, rest = _line(server, b"")
     for number in FORWARDED:
         signal.signal(number, lambda number, _frame: os.kill(fork, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for descriptor in (0, 1, 2):  # the fork's alone: who reads there waits for its end, as if it was this one
         os.close(descriptor)
-    code = os.waitstatus_to_exitcode(int(answers.readline()))
+    code = os.waitstatus_to_exitcode(_line(server, rest)[0])
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _line(server: socket.socket, begun: bytes) -> tuple[int, bytes]:
+    """Return the number of the next line, and what has come behind it; begun: what has come of it already."""
+    while b"\n" not in begun:
+        if select.select([server], [], [], LOOKS_EVERY_S)[0]:
+            came = server.recv(64)
+            if not came:
+                raise EOFError("the server has ended")
+            begun += came
+    line, rest = begun.split(b"\n", 1)
+    return int(line), rest
 
 
 if __name__ == "__main__":
