@@ -20,8 +20,10 @@ FAST = {"bandwidth": "1 GB/s", "latency": "10 us"}
 PlanOf = Callable[[ModelProfile, Cluster], Plan]
 
 
-def cluster_data(name: str, nodes: list[list[float]], bandwidth: str, latency: str) -> dict[str, object]:
-    """Data of a cluster.toml: emulated devices of these speeds, a list for each node."""
+def cluster_data(
+    name: str, nodes: list[list[float]], bandwidth: str, latency: str, inside: dict[str, str] | None = None
+) -> dict[str, object]:
+    """Data of a cluster.toml: emulated devices of these speeds, a list for each node; inside: its links."""
     return {
         "name": name,
         "network": {"bandwidth": bandwidth, "latency": latency},
@@ -29,7 +31,7 @@ def cluster_data(name: str, nodes: list[list[float]], bandwidth: str, latency: s
             {
                 "name": f"n{index}",
                 "devices": [{"kind": "emulated", "speed": speed, "memory": "8 GiB"} for speed in speeds],
-                "interconnect": FAST,
+                "interconnect": inside or FAST,
             }
             for index, speeds in enumerate(nodes)
         ],

@@ -1,8 +1,10 @@
 """How far is the predicted step from the measured one where gradients are summed inside nodes first?
 
     python examples/benchmarks/prediction/sums.py [--retries 2] [--steps 4] [--bucket-bytes 2e5]
+        [--slow-inside]
 
-Twelve plans on emulated clusters of three nodes. See README.md, "Sums inside nodes first".
+Twelve plans on emulated clusters of three nodes; --slow-inside: four on one of two nodes, whose links inside
+are slow. See README.md, "Sums inside nodes first".
 """
 
 import statistics
@@ -33,6 +35,16 @@ CLUSTERS = {
         "three, two and one", [[0.03] * 3, [0.045] * 2, [0.08]], "50 Mbit/s", "0.5 ms"
     ),
 }
+SLOW_INSIDE = {
+    "2 x 3, 50 Mbit/s, 100 inside": cluster_data(
+        "two of three",
+        [[0.04] * 3] * 2,
+        "50 Mbit/s",
+        "0.2 ms",
+        {"bandwidth": "100 Mbit/s", "latency": "50 us"},
+    )
+}
+"""Where sums inside a node take as long as between nodes, so that parts of them go side by side."""
 
 
 def main() -> None:
@@ -42,17 +54,19 @@ def main() -> None:
         type=float,
         help="of sums that begin inside the last backward; small models need few",
     )
+    parser.add_argument("--slow-inside", action="store_true", help="on two nodes with slow links inside")
     options = parser.parse_args()
     if options.bucket_bytes is not None:
         bucket_sizes.BUCKET_BYTES = options.bucket_bytes  # this process lowers the plans, the ranks read them
-    profile = kept_profile(options, MODEL, SEQUENCE_LENGTH, CLUSTERS)
+    clusters = SLOW_INSIDE if options.slow_inside else CLUSTERS
+    profile = kept_profile(options, MODEL, SEQUENCE_LENGTH, clusters)
     lines = [
         "| cluster | plan | buckets inside nodes first | sums inside a backward "
         "| with rings alone, predicted s | predicted s | measured s, median [min, max] of n | error |",
         "|---" * 8 + "|",
     ]
     errors = []
-    for name, data in CLUSTERS.items():
+    for name, data in clusters.items():
         cluster = cluster_from_data(data, name)
         for shape, plan in plans_of(profile, cluster).items():
             predicted = predict(plan, profile, cluster)
@@ -71,7 +85,8 @@ def plans_of(profile: ModelProfile, cluster: Cluster) -> dict[str, Plan]:
     turns = [node[index] for index in range(max(map(len, nodes))) for node in nodes if index < len(node)]
     half, layers = profile.num_layers // 2, profile.num_layers
     whole = (0, layers)
-    pairs = [((ordered[index], ordered[3 + index]), ((0, half), (half, layers))) for index in range(3)]
+    row = ordered if len(nodes) == 3 else turns  # so that each stage is on several nodes
+    pairs = [((row[index], row[3 + index]), ((0, half), (half, layers))) for index in range(3)]
     chain = ((ordered[0], ordered[5]), ((0, half + 1), (half + 1, layers)))
     return {
         "a replica on each device": _plan(profile, [((name,), (whole,)) for name in ordered]),
