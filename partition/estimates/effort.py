@@ -17,10 +17,11 @@ from partition.estimates.family_effort import (
     wider,
 )
 
-SEVERAL_ORDERS, FEW, SMALL, LARGE = 4, 8, 16, 128
+SEVERAL_ORDERS, FEW, SMALL, LARGE, VERY_LARGE = 4, 8, 16, 128, 1024
 """Devices up to which effort changes most: every order of devices is cut; the simulator always judges small
 changes; walks near the relaxed step are short; anything walks, devices are shared by shifted cuts, and whole
-programmes are rounded, not only what a floor leaves."""
+programmes are rounded, not only what a floor leaves; families are looked for again where they are far from
+the relaxed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +235,9 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     if not few:
         more = more_starts(families, 4) if num_devices > SMALL else families
         families = replace(families, then=(replace(more, walks=FAMILY_WALKS, far=FAR),))
+    if large:
+        again = replace(LARGE_FAMILIES, uncharged=True, far=FAR)
+        families = replace(LARGE_FAMILIES, then=(again,) if num_devices <= VERY_LARGE else ())
     simulator = SimulatorEffort(
         always=few or forced,
         walk=Sweeps(tries=400, sweeps=40, most_failed=12 if few else 2, most_late=math.inf),
@@ -253,7 +257,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             walks_far=None if large else LONG_WALKS if few else FAR_WALKS,
         ),
         simulator=None if large else simulator,
-        families=LARGE_FAMILIES if large else families,
+        families=families,
         choice=ChoiceEffort(
             simulated_baselines=few,
             published_rules=not large,

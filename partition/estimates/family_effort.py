@@ -56,6 +56,8 @@ class FamilyEffort:
     """Of the families of least estimate, those that get the second one that does most, too."""
     aligned: bool = True
     """Whether cuts of the two are moved to the same layers."""
+    uncharged: bool = False
+    """Whether families are also cut as if sums took no time."""
     simulated: int = 64
     """Starts that are simulated at most."""
     always_simulated: int = 16

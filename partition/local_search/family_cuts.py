@@ -50,6 +50,7 @@ class FamilyCutter:
         self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
         self._sums = FamilySums(space)
         self.known: dict[object, EstimatedSet | None] = {}
+        self._uncharged = False
         self._periods: dict[object, float] = {}  # of the latest cuts of some classes and a microbatch size
 
     def cut(
@@ -79,10 +80,18 @@ class FamilyCutter:
             self.known[key] = found
         return self.known[key]
 
+    def also_uncharged(self) -> None:
+        """Cut families from now on as if sums took no time, too: they may hide behind those of others."""
+        if not self._uncharged:
+            self._uncharged = True
+            self.known.clear()
+
     def _cut(self, outline: Outline, layout: Layout, at_once: int) -> Iterator[tuple[Family, PipelineTiming]]:
         charges, known = self._charges(outline, layout), set[tuple[Cut, ...]]()
         alike = (tuple(sorted(outline.chain)), outline.microbatch_size)
-        for times in dict.fromkeys((charges, tuple(min(charge, 1) for charge in charges))):
+        tries = [charges, tuple(min(charge, 1) for charge in charges)]
+        tries += [(0,) * len(charges)] * self._uncharged
+        for times in dict.fromkeys(tries):
             cutter = self._cutter(times, at_once)
             cut = cutter.recut(
                 layout.row,

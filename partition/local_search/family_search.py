@@ -66,6 +66,8 @@ def best_families(
     for turn, wider in enumerate(efforts):
         if min(step_s, simulated.least_s) <= wider.far * relaxed_s:
             continue
+        if wider.uncharged:
+            simulated.cutter.also_uncharged()
         starts = FamilyStarts(search, wider, wider.hopeless * step_s, simulated.cutter)
         if _simulate_starts(simulated, starts, wider, step_s) < wider.hopeless * step_s:
             _change_best(simulated, starts, wider, turn)
