@@ -18,6 +18,8 @@ from partition.plan import Plan
 PACE_BYTES = 2**20
 """A message whose seconds per byte stand for all: links may differ by size."""
 FEW_CHAINS = 2  # pipelines up to which rings are looked at one by one
+LEAST_SUM = 0.01
+"""Of the compute of a step on all devices: where a sum of all layers takes less, sums are in one part."""
 
 
 class SyncCosts:
@@ -36,6 +38,23 @@ class SyncCosts:
         self._large: _LargeRings | None = None
         measured = costs.network.as_in_file is not costs.network or costs.network.sums_inside
         self._most_chains = LARGE_RING if measured else FEW_CHAINS
+        self._in_parts = self._sum_is_long()
+
+    def _sum_is_long(self) -> bool:
+        """Return whether to sum all layers between nodes takes a share of a step that counts."""
+        problem, num_layers = self._costs.problem, self._profile.num_layers
+        size = min(problem.microbatch_sizes)
+        devices = {(device.kind, device.speed): device for device in problem.cluster.devices}
+        sample_s = {
+            key: self._costs.busy_s(device, 0, num_layers, size) / size for key, device in devices.items()
+        }
+        rate = sum(1 / max(sample_s[d.kind, d.speed], 1e-300) for d in problem.cluster.devices)
+        sum_s = problem.cluster.network.occupancy_s(self._wire_bytes(tuple(range(num_layers))))
+        return sum_s > LEAST_SUM * problem.global_batch_size / rate
+
+    def _parts(self, num_layers: Floats, num_bytes: Floats) -> Floats:
+        """Return into how many parts sums go, by the layers and bytes of each."""
+        return parts_of(num_layers, num_bytes) if self._in_parts else np.ones_like(num_bytes)
 
     def exposed_s(self, timed: Sequence[TimedPipeline]) -> float:
         """Return the seconds for which sums go on after the last backwards: see `sync_tail`."""
@@ -56,7 +75,7 @@ class SyncCosts:
             stops = tuple(stage.stop for stage in first.stages)
             groups.append(Copies(self._rings.node[devices], stops, first.timing.full))
         num_bytes = np.array([self._wire_bytes(tuple(range(*pair))) for pair in pairwise(cuts)])
-        parts = parts_of(lengths_of(cuts), num_bytes)
+        parts = self._parts(lengths_of(cuts), num_bytes)
         sums_s = np.where(num_bytes > 0, self._rows_s(owners, num_bytes, parts), 0.0)
         exposed_s = Tail.of(groups, cuts).exposed_s(sums_s, num_bytes, cuts, self._rings.num_nodes)
         return exposed_s + self._tied_s(cuts, owners)
