@@ -17,6 +17,11 @@ MOST_PARTS = 16
 """Of a run of layers: what the last one leaves to be waited for hardly shrinks any more."""
 
 
+def most_parts(num_layers: int, num_bytes: float) -> int:
+    """Return into how many parts the sum of a run of layers of so many bytes may be cut."""
+    return int(max(min(num_layers, MOST_PARTS, num_bytes // BUCKET_BYTES), 1))
+
+
 def ring_and_collective(
     network: Network, num_bytes: float, names: Sequence[str]
 ) -> tuple[list[str], Collective]:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from cost_model.collective_choice import most_parts
 from cost_model.memory import trained_bytes
 from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
 from cost_model.sum_times import LARGE_RING
@@ -52,10 +53,6 @@ class SyncCosts:
         sum_s = problem.cluster.network.occupancy_s(self._wire_bytes(tuple(range(num_layers))))
         return sum_s > LEAST_SUM * problem.global_batch_size / rate
 
-    def _parts(self, num_layers: Floats, num_bytes: Floats) -> Floats:
-        """Return into how many parts sums go, by the layers and bytes of each."""
-        return parts_of(num_layers, num_bytes) if self._in_parts else np.ones_like(num_bytes)
-
     def exposed_s(self, timed: Sequence[TimedPipeline]) -> float:
         """Return the seconds for which sums go on after the last backwards: see `sync_tail`."""
         if len(timed) == 1 and not self._tied:
@@ -75,7 +72,7 @@ class SyncCosts:
             stops = tuple(stage.stop for stage in first.stages)
             groups.append(Copies(self._rings.node[devices], stops, first.timing.full))
         num_bytes = np.array([self._wire_bytes(tuple(range(*pair))) for pair in pairwise(cuts)])
-        parts = self._parts(lengths_of(cuts), num_bytes)
+        parts = parts_of(lengths_of(cuts), num_bytes) if self._in_parts else np.ones_like(num_bytes)
         sums_s = np.where(num_bytes > 0, self._rows_s(owners, num_bytes, parts), 0.0)
         exposed_s = Tail.of(groups, cuts).exposed_s(sums_s, num_bytes, cuts, self._rings.num_nodes)
         return exposed_s + self._tied_s(cuts, owners)
@@ -118,12 +115,12 @@ class SyncCosts:
         buckets: dict[tuple[str, ...], list[int]] = {}
         for layer, owners in enumerate(holders):
             buckets.setdefault(tuple(owners), []).append(layer)
-        held = [(owners, len(layers), self._wire_bytes(tuple(layers))) for owners, layers in buckets.items()]
-        sums = [
-            (owners, size, int(parts_of(np.array(count), np.array(size)))) for owners, count, size in held
-        ]
-        sums += [(owners, num_bytes, 1) for owners, num_bytes in self._tied_sums(holders)]
-        return [(owners, num_bytes, parts) for owners, num_bytes, parts in sums if len(owners) > 1]
+        sums: list[tuple[tuple[str, ...], float, int]] = []
+        for together, layers in buckets.items():
+            num_bytes = self._wire_bytes(tuple(layers))
+            sums.append((together, num_bytes, most_parts(len(layers), num_bytes) if self._in_parts else 1))
+        sums += [(together, num_bytes, 1) for together, num_bytes in self._tied_sums(holders)]
+        return [entry for entry in sums if len(entry[0]) > 1]
 
     def _tied_sums(self, holders: Sequence[list[str]]) -> Iterable[tuple[tuple[str, ...], float]]:
         for group, num_bytes in self._tied:

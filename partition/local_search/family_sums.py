@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cost_model.collective_choice import BUCKET_BYTES, MOST_PARTS
+from cost_model.collective_choice import most_parts
 from partition.estimates.pipeline_clock import Seconds
 from partition.local_search.families import FamilySet, FamilySpace, Layout
 
@@ -97,7 +97,7 @@ class FamilySums:
             num_bytes, sum_s = self._sum(start, stop, holders.nodes(tuple(at)), number)
             if not sum_s:
                 continue
-            parts = max(min(stop - start, MOST_PARTS, num_bytes // BUCKET_BYTES), 1)
+            parts = most_parts(stop - start, num_bytes)
             ready_s = first_s = held_s = -math.inf
             for place, kinds, family, full in zip(at, copies, families, seconds, strict=True):
                 ahead_s = early_s = 0.0
