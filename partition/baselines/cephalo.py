@@ -151,16 +151,22 @@ class _Classes:
         sizes.update(tried_sizes(problem, device.kind, self._largest[device.name]))
         for size in sorted(sizes):
             for recompute in (False, True):
-                most = largest_fitting(
-                    partial(self._fits, device, room_bytes, size, recompute), -(-batch // size)
-                )
-                if most:
+                if most := self._most(device, room_bytes, size, recompute):
                     seconds = self._costs.busy_s(device, 0, last, size)
                     if recompute:
                         seconds += self._costs.prices.forward_s(device, 0, last, size)
                     yield _Microbatch(max(seconds, LEAST_S), size, most, recompute)
 
-    def _fits(self, device: Device, room_bytes: float, size: int, recompute: bool, count: int) -> bool:
+    def _most(self, device: Device, room_bytes: float, size: int, recompute: bool) -> int:
+        """Return how many microbatches at once a device has room for."""
+        needs_bytes = partial(self._needs_bytes, device, size, recompute)
+        most, guess = -(-self._problem.global_batch_size // size), 1
+        if most > 2 and (more_bytes := needs_bytes(2) - needs_bytes(1)) > 0:
+            guess = 1 + int((room_bytes - needs_bytes(1)) / more_bytes)  # each more needs as much
+        return largest_fitting(lambda count: needs_bytes(count) <= room_bytes, most, guess)
+
+    def _needs_bytes(self, device: Device, size: int, recompute: bool, count: int) -> float:
+        """Return what a device needs, beside what owners keep, with so many microbatches at once."""
         key = (device.name, size, count, recompute)
         if key not in self._needs:
             other = next(other for other in self._devices if other.name != device.name)
@@ -169,7 +175,7 @@ class _Classes:
             )
             need = memory_without_owner(plan, self._problem.profile.on(device.kind), device.name)
             self._needs[key] = need.total_bytes
-        return self._needs[key] <= room_bytes
+        return self._needs[key]
 
     def plan(self, name: str, chosen: Chosen) -> Plan:
         """Return the plan in which each device has its part of the batch, and owners by free memory."""

@@ -70,18 +70,28 @@ class WholeModels:
         return largest_fitting(lambda size: bool(self.fitting(device, [size])), most)
 
 
-def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest of 1 to most that fits, 0 where none does: doubling while it does, then bisection.
+def largest_fitting(fits: Callable[[int], bool], most: int, guess: int = 1) -> int:
+    """Return the largest of 1 to most that fits, 0 where none does: steps that double, then bisection.
 
-    What fits in a microbatch fits in a smaller one.
+    What fits in a microbatch fits in a smaller one. guess: where the steps begin, either way.
 
-    >>> largest_fitting(lambda size: size <= 11, 64), largest_fitting(lambda size: False, 64)
-    (11, 0)
+    >>> largest_fitting(lambda size: size <= 11, 64), largest_fitting(lambda size: size <= 11, 64, guess=40)
+    (11, 11)
+    >>> largest_fitting(lambda size: False, 64)
+    0
     """
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
+    low, high, step = 0, most + 1, 1
+    guess = min(max(1, guess), most)
+    if most and fits(guess):
+        low = guess
+        while low + step <= most and fits(low + step):
+            low, step = low + step, 2 * step
+        high = min(low + step, most + 1)
+    elif most:
+        high = guess
+        while high > step and not fits(high - step):
+            high, step = high - step, 2 * step
+        low = max(0, high - step)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
