@@ -33,6 +33,7 @@ from partition.local_search.searched_plans import (
     with_as_many,
     with_sync,
 )
+from partition.local_search.tuned_plans import tuned
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 from partition.shared_devices.interleaved import interleaved_plans
@@ -85,6 +86,9 @@ def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | Non
     if search.best is None:  # what others found is no start of the search
         with suppress(InfeasibleError):
             return min(_from_least(contest, search, ranking, evaluate), key=ranking)
+    effort = search.effort.tuning
+    near = ranking.near(effort.near * contest.step_s, effort.most_changed)
+    contest.enter_all(tuned(search, near, _step_of(ranking)))
     return contest.best
 
 
@@ -144,7 +148,8 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
     """Enter the best families if they may be better than a step of single pipelines; return whether."""
     if not families_may_win(search, single_s):
         return False
-    contest.enter_all(plans_of(search, best_families(search, _step_of(ranking), single_s)[:1]))
+    best = plans_of(search, best_families(search, _step_of(ranking), single_s)[:1])
+    contest.enter_all([*best, *ranking.near(contest.step_s, 1)])  # maybe with more in flight
     return True
 
 

@@ -204,6 +204,26 @@ class ChoiceEffort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TuningEffort:
+    """Small changes of whole plans, in the end, by the simulator: in_flight, and samples of pipelines."""
+
+    least_gap: float = 0.002
+    """Share by which a step must be above the clocks of its pipelines."""
+    near: float = 1.04
+    """Times the best step: the best few plans of each number of pipelines within it are changed, too."""
+    most_changed: int = 8
+    """Of these, best first, in what is in flight."""
+    changed_further: int = 3
+    """Of these, by then best first, in samples and cuts, too."""
+    most_in_vain: int = 60
+    """Samples moved at random in a row that make no step shorter."""
+    most_plans: int = 300
+    """That are simulated for one."""
+    most_ticks: int = 1_200_000
+    """Microbatches x stages of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """What the planner does for a cluster of one size."""
 
@@ -213,6 +233,7 @@ class Effort:
     """None: nothing is changed with the simulator."""
     families: FamilyEffort
     choice: ChoiceEffort
+    tuning: TuningEffort = TuningEffort()
 
 
 def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False) -> Effort:
@@ -234,7 +255,8 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
         families = replace(families, where_near=near_families)
     if not few:
         more = more_starts(families, 4) if num_devices > SMALL else families
-        families = replace(families, then=(replace(more, walks=FAMILY_WALKS, far=FAR),))
+        wide = replace(more, walks=FAMILY_WALKS, cut_anew=8, far=FAR)
+        families = replace(families, then=(wide, replace(wide, uncharged=True)))
     if large:
         again = replace(LARGE_FAMILIES, uncharged=True, far=FAR)
         families = replace(LARGE_FAMILIES, then=(again,) if num_devices <= VERY_LARGE else ())
@@ -278,7 +300,7 @@ def _thorough(effort: Effort) -> Effort:
     if search.walks is not None:
         search = replace(search, walks=LONGEST_WALKS, walks_near=LONGEST_WALKS, walks_far=FAR_WALKS)
     longer = tuple(replace(walk, tries=4 * walk.tries) for walk in FAMILY_WALKS)
-    then = wider(families, 4), replace(wider(families, 12), walks=longer)
+    then = wider(families, 4), replace(wider(families, 12), walks=longer, cut_anew=8)
     families = replace(families, where_near=None, then=then)
     if simulator is not None:
         simulator = replace(

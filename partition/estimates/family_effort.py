@@ -90,6 +90,8 @@ class FamilyEffort:
     """Numbers of copies that are looked at, too: shares of the most there is room for."""
     walks: tuple[FamilyWalk, ...] = ()
     """One after the other, once the best are changed."""
+    cut_anew: int = 0
+    """Unlike ones of all that are known by then, best first, of which several cuts are moved at once."""
     far: float = 0.0
     """Times the relaxed step: nothing is looked for where as good a step is known, as on fast networks."""
     where_near: "FamilyEffort | None" = None

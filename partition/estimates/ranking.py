@@ -13,8 +13,10 @@ user.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 
 from partition.estimates.effort import ChoiceEffort
 from partition.estimates.pipeline_costs import PipelineCosts
@@ -24,6 +26,7 @@ from partition.estimates.weight_gathers import gathers_s
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
+NUM_KEPT = 3  # plans of each number of pipelines that a ranking remembers
 NUM_EVALUATED = 2  # plans of a baseline, least estimates first, that the simulator chooses between
 TOLERANCE = 1e-9  # relative, of a bound: rounding
 QUICK = 20  # times as fast, instruction by instruction, are plans whose devices serve one stage each
@@ -50,12 +53,38 @@ class Ranking:
     def __init__(self, problem: Problem, evaluate: Evaluate | None) -> None:
         self._step_s = _simulated(evaluate) if evaluate else StepEstimate(PipelineCosts(problem)).estimate_s
         self._keys: dict[object, tuple[float, Rank]] = {}
+        self._of_number: dict[int, list[Plan]] = {}
+        self._kinds = {device.name: device.kind for device in problem.cluster.devices}
 
     def __call__(self, plan: Plan) -> tuple[float, Rank]:
         key = (plan.pipelines, plan.zero, plan.state_owners, plan.owner_ranges, plan.layer_zero)
         if key not in self._keys:
-            self._keys[key] = (_rounded(self._step_s(plan)), rank(plan))
+            self._keys[key] = own = (_rounded(self._step_s(plan)), rank(plan))
+            if math.isfinite(own[0]):
+                self._keep(plan)
         return self._keys[key]
+
+    def near(self, step_s: float, most: int) -> list[Plan]:
+        """Return the best plans, of each number of pipelines a few, as far as they are within a step."""
+        ranked = sorted(chain.from_iterable(self._of_number.values()), key=self)[:most]
+        return [plan for plan in ranked if self(plan)[0] <= step_s]
+
+    def _keep(self, plan: Plan) -> None:
+        """Remember a plan if it is one of the best unlike ones of its number of pipelines."""
+        best = self._of_number.setdefault(len(plan.pipelines), [])
+        if len(best) < NUM_KEPT or self(plan) < self(best[-1]):
+            alike = next((other for other in best if self._stages(other) == self._stages(plan)), None)
+            if alike is None or self(plan) < self(alike):
+                others = [other for other in best if other is not alike]
+                best[:] = sorted([*others, plan], key=self)[:NUM_KEPT]
+
+    def _stages(self, plan: Plan) -> Counter[object]:
+        """Return the pipelines of a plan by the kinds of their devices and the layers of these."""
+        kind = self._kinds
+        return Counter(
+            tuple((kind[stage.device], stage.layers) for stage in pipeline.stages)
+            for pipeline in plan.pipelines
+        )
 
 
 def _simulated(evaluate: Evaluate) -> Callable[[Plan], float]:

@@ -335,9 +335,10 @@ class TimedPipeline(NamedTuple):
     def devices(self) -> tuple[Device, ...]:
         return tuple(stage.device for stage in self.stages)
 
-    def pipeline(self, num_samples: int) -> Pipeline:
-        """Return the pipeline for these samples, with the in_flight that suits them best."""
-        size, flights = min(self.microbatch_size, num_samples), self.timing.best_flights(num_samples)
+    def pipeline(self, num_samples: int, flights: Sequence[int] = ()) -> Pipeline:
+        """Return the pipeline for these samples, with the in_flight given, or what suits them best."""
+        size = min(self.microbatch_size, num_samples)
+        flights = flights or self.timing.best_flights(num_samples)
         placed = zip(self.stages, flights, strict=True)
         stages = tuple(stage.leanest(self.timing.costs, size, flight) for stage, flight in placed)
         return Pipeline(microbatch_size=size, num_samples=num_samples, stages=stages)

@@ -3,12 +3,16 @@
 And how changes by estimates follow one another until none is shorter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations_with_replacement, pairwise, product
 from typing import Protocol
 
 from partition.local_search.families import Family, FamilySet
 from partition.local_search.family_cuts import EstimatedSet
 from partition.local_search.moves import GAIN
+
+MOST_APART = 6  # layers by which a cut moves at most
 
 
 class EstimateSeconds(Protocol):
@@ -63,3 +67,29 @@ def cut_at(family: Family, starts: Sequence[int]) -> Family:
     stops = [*starts[1:], family.cuts[-1][1]]
     again = (recompute for *_, recompute in family.cuts)
     return family._replace(cuts=tuple(zip(starts, stops, again, strict=True)))
+
+
+def cuts_near(family: Family, most: int) -> Iterator[Family]:
+    """Give a family with other cuts near its own: all that are as near as so many allow.
+
+    Of so many stages that they do not allow one layer either way for each cut, two cuts move at most.
+    """
+    own, end = [start for start, *_ in family.cuts[1:]], family.cuts[-1][1]
+    by = next((by for by in range(MOST_APART, 0, -1) if (2 * by + 1) ** len(own) <= most), 0)
+    moves: Iterable[tuple[int, ...]] = product(range(-by, by + 1), repeat=len(own))
+    if by == 0:
+        moves = dict.fromkeys(_pairs_moved(len(own)))
+    for moved in moves:
+        starts = [0, *map(operator.add, own, moved)]
+        if starts[1:] != own and all(one < other for one, other in pairwise([*starts, end])):
+            yield cut_at(family, starts)
+
+
+def _pairs_moved(number: int) -> Iterator[tuple[int, ...]]:
+    """Give by how much each of so many cuts moves where two of them move by one, or one alone."""
+    for places in combinations_with_replacement(range(number), 2):
+        for signs in product((-1, 1), repeat=2):
+            moved = [0] * number
+            for place, sign in zip(places, signs, strict=True):
+                moved[place] = sign
+            yield tuple(moved)

@@ -8,7 +8,7 @@ from itertools import chain, combinations, permutations
 from partition.estimates.device_classes import swapped
 from partition.estimates.family_effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, Outline
-from partition.local_search.family_alignment import aligned, cut_at, descended
+from partition.local_search.family_alignment import aligned, cut_at, cuts_near, descended
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.family_starts import BUSY
@@ -24,6 +24,7 @@ MOST_FAMILIES = 3  # side by side
 MOST_BESIDE = 4  # stages of another one, at first
 NEAR = 1.05  # times the estimate of the best: families above it are not simulated in the end
 FOLLOWED = 2  # changes that gain as much may follow one another
+MOST_CUTS, CUTS_TRIED = 729, 12  # cuts near those of a set: estimated, and of these evaluated, at a time
 EvaluateFamilies = Callable[[FamilySet, float], float]
 """Seconds of a step of families; inf where they are no plan, and maybe where it is above so many seconds."""
 
@@ -125,6 +126,27 @@ class FamilyClimb:
             step_s = self._evaluate(trial, most_s)
             if step_s < most_s:
                 best, best_s, trials, last = trial, step_s, self._near(trial, seen), False
+        return best
+
+    def cut_anew(self, families: FamilySet, goes_on: Callable[[], bool]) -> FamilySet:
+        """Return families that no cuts near theirs better, of the few of least estimate.
+
+        Several cuts move at once: where stages sum on cards that send activations, too, moving any one of
+        them makes another card the busiest.
+        """
+        best, best_s, seen, changed = families, self._evaluate(families, math.inf), {families}, True
+        while changed and goes_on():
+            most_s, found, changed = NEAR * self.estimate_s(best), dict[FamilySet, float](), False
+            for at in range(len(best)):
+                for family in cuts_near(best[at], MOST_CUTS // len(best)):
+                    trial = (*best[:at], family, *best[at + 1 :])
+                    if trial not in seen and (step_s := self.estimate_s(trial, most_s)) <= most_s:
+                        found[trial] = step_s
+            for trial in sorted(found, key=lambda it: found[it])[:CUTS_TRIED]:
+                least_s = best_s * (1 - GAIN)
+                seen.add(trial)
+                if goes_on() and (step_s := self._evaluate(trial, least_s)) < least_s:
+                    best, best_s, changed = trial, step_s, True
         return best
 
     def _near(self, families: FamilySet, seen: set[FamilySet], *, cut_alike: bool = False) -> list[FamilySet]:

@@ -397,9 +397,9 @@ def test_less_is_looked_for_where_the_step_that_is_known_is_near_the_relaxed_one
 
 def test_how_much_is_looked_for_goes_by_the_number_of_devices() -> None:
     efforts = [effort_for(count).families for count in (8, 9, 15, 16, 17, 128, 129, 1024, 1025)]
-    assert [len(effort.then) for effort in efforts] == [0, 1, 1, 1, 1, 1, 1, 1, 0]
+    assert [len(effort.then) for effort in efforts] == [0, 2, 2, 2, 2, 2, 1, 1, 0]
     uncharged = [any(again.uncharged for again in effort.then) for effort in efforts]
-    assert uncharged == [False] * 6 + [True] * 2 + [False]
+    assert uncharged == [False] + [True] * 7 + [False]
     assert [effort.where_near is not None for effort in efforts] == [False] * 3 + [True] * 3 + [False] * 3
     small, larger = (effort.then[0] for effort in efforts[3:5])
     assert (small.kept, larger.kept) == (efforts[3].kept, 4 * efforts[4].kept)

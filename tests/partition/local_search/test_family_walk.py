@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -13,13 +14,14 @@ from node_problems import problem_of_nodes, random_sync_problem
 from partition.estimates.effort import effort_for
 from partition.estimates.family_effort import FAMILY_WALKS, FamilyWalk
 from partition.local_search.families import Family, FamilySet, FamilySpace, Outline
-from partition.local_search.family_alignment import aligned, with_aligned_cuts
+from partition.local_search.family_alignment import MOST_APART, aligned, cuts_near, with_aligned_cuts
 from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
 from partition.local_search.family_moves import MORE_MOVES, MOST_FAMILIES, FamilyClimb
 from partition.local_search.family_search import best_families
 from partition.local_search.family_starts import FamilyStarts
 from partition.local_search.family_walk import unlike, walked
 from partition.local_search.pipeline_search import PipelineSearch
+from partition.problem import Problem
 
 SEEDS = 2, 7
 WALK = FamilyWalk(threshold=0.1, tries=60, starts=2, more_moves=True)
@@ -37,6 +39,10 @@ def cutter_of(search: PipelineSearch) -> FamilyCutter:
 
 def climb_of(search: PipelineSearch) -> FamilyClimb:
     return FamilyClimb(cutter_of(search), lambda *_: math.inf, search.effort.families)
+
+
+def two_stage_nodes() -> Problem:
+    return problem_of_nodes({"kind": 1.0}, [("kind", 4)], network=Link(0.0, 1e3), batch=8, num_layers=60)
 
 
 def step_s(search: PipelineSearch, families: FamilySet) -> float:
@@ -74,6 +80,45 @@ def test_a_cut_moves_to_where_another_family_has_one() -> None:
     assert [family.cuts[0][1] for family in aligned(families, 1)] == [2, 6]
     assert list(aligned(families[:1], 0)) == []
     assert list(aligned((families[1], families[1]), 0)) == []
+
+
+def even(*starts: int) -> Family:
+    """A pipeline of 60 layers, cut at these."""
+    bounds = [0, *starts, 60]
+    cuts = tuple((start, stop, False) for start, stop in pairwise(bounds))
+    return Family(Outline((0,) * len(cuts), 1, 1, run=1), cuts)
+
+
+@pytest.mark.parametrize(
+    ("starts", "most", "number"),
+    [
+        ((30,), 100, 2 * MOST_APART),
+        ((3,), 100, MOST_APART + 2),  # no stage is empty
+        ((20, 40), 100, 9**2 - 1),
+        (tuple(range(5, 60, 5)), 100, 2 * 11 + 4 * 55),  # of eleven cuts one or two move, by a layer
+        ((), 100, 0),
+    ],
+)
+def test_cuts_near_are_all_that_are_as_near(starts: tuple[int, ...], most: int, number: int) -> None:
+    family = even(*starts)
+    near = [other.cuts for other in cuts_near(family, most)]
+    assert len(near) == len(set(near)) == number and family.cuts not in near
+    assert all(start < stop for cuts in near for start, stop, _ in cuts)
+
+
+def test_several_cuts_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # any cut that moves by a layer makes it longer, and the one that is shortest is four moves away
+    search = PipelineSearch(two_stage_nodes())
+    begin, best = (even(30, 40),), (even(28, 42),)
+
+    def evaluate(families: FamilySet, _: float) -> float:
+        return {begin: 1.0, best: 0.9}.get(families, 2.0)
+
+    climb = FamilyClimb(cutter_of(search), evaluate, search.effort.families)
+    monkeypatch.setattr(FamilyClimb, "estimate_s", lambda _, one, within_s=0: 1.0 if one != best else 0.99)
+    assert climb.improve(begin, lambda: True) == begin
+    assert climb.cut_anew(begin, lambda: True) == best
+    assert climb.cut_anew(begin, lambda: False) == begin
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -157,5 +202,5 @@ def test_walks_find_what_changes_one_by_one_do_not() -> None:
 
 def test_longer_walks_are_for_thorough_searches_and_none_for_usual_ones() -> None:
     usual, thorough = effort_for(64).families, effort_for(64, thorough=True).families
-    assert usual.walks == () and [later.walks for later in usual.then] == [FAMILY_WALKS]
+    assert usual.walks == () and [later.walks for later in usual.then] == [FAMILY_WALKS] * 2
     assert [walk.tries for walk in thorough.then[-1].walks] == [4 * walk.tries for walk in FAMILY_WALKS]
