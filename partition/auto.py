@@ -14,6 +14,7 @@ from partition.bounds.best_bound import fractional_bound_s
 from partition.bounds.sharded_bound import sharded_bound
 from partition.constraints.wishes import check_forced
 from partition.estimates.effort import Effort
+from partition.estimates.family_effort import FAR
 from partition.estimates.group_sharding import roomier_plans, sharded_out_of, sharded_plans
 from partition.estimates.offloading import has_host_memory, offloaded_plans
 from partition.estimates.optimizer_sharding import owned_elsewhere, unsharded
@@ -87,7 +88,8 @@ def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | Non
         with suppress(InfeasibleError):
             return min(_from_least(contest, search, ranking, evaluate), key=ranking)
     effort = search.effort.tuning
-    near = ranking.near(effort.near * contest.step_s, effort.most_changed)
+    most = effort.most_changed if _far_from_columns(contest, search, FAR) else 1
+    near = ranking.near(effort.near * contest.step_s, most)
     contest.enter_all(tuned(search, near, _step_of(ranking)))
     return contest.best
 

@@ -212,7 +212,7 @@ class TuningEffort:
     near: float = 1.04
     """Times the best step: the best few plans of each number of pipelines within it are changed, too."""
     most_changed: int = 8
-    """Of these, best first, in what is in flight."""
+    """Of these, best first, in what is in flight; but for one where the best step is near the relaxed one."""
     changed_further: int = 3
     """Of these, by then best first, in samples and cuts, too."""
     most_in_vain: int = 60
@@ -291,6 +291,8 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             undecided=1.0 if few else FAR if num_devices <= SMALL else math.inf,
         ),
     )
+    if large:
+        effort = replace(effort, tuning=TuningEffort(most_changed=1, most_ticks=400_000))
     return _thorough(effort) if thorough else effort
 
 

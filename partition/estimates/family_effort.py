@@ -58,6 +58,9 @@ class FamilyEffort:
     """Whether cuts of the two are moved to the same layers."""
     uncharged: bool = False
     """Whether families are also cut as if sums took no time."""
+    more_in_flight: tuple[int, ...] = (2, 8)
+    """With which families near the best are simulated, too, but for those that come first near the relaxed
+    step."""
     simulated: int = 64
     """Starts that are simulated at most."""
     always_simulated: int = 16
@@ -122,6 +125,7 @@ LARGE_FAMILIES = fewer_pairs(
     FamilyEffort(
         kept=14,
         kept_with_rest=6,
+        more_in_flight=(),
         always_simulated=4,
         most_start_ticks=250_000,
         smoothed=2,

@@ -20,7 +20,6 @@ from partition.plan import Plan
 
 MANY = 20  # unlike families, best first, of which walks begin at those of least estimate
 FIRST = 2  # starts, of which one is the best by each of the two rankings
-MORE_IN_FLIGHT = (2, 8)  # of families that are tried
 IN_FLIGHT_LEAD = 1.25  # times the best step: of none that is above it
 
 
@@ -64,9 +63,11 @@ def best_families(
     simulated = _Simulated(search, FamilyCutter(search, FamilySpace(search)), simulate)
     relaxed_s = search.relaxed_s if search.columns is not None else 0.0
     efforts = (effort, *effort.then)
-    if effort.where_near is not None and step_s <= NEAR * relaxed_s:
+    near = effort.where_near is not None and step_s <= NEAR * relaxed_s
+    if effort.where_near is not None and near:
         efforts = (effort.where_near, replace(effort, far=NEARER), *effort.then)
     for turn, wider in enumerate(efforts):
+        simulated.in_flight = () if near and wider not in effort.then else effort.more_in_flight
         if min(step_s, simulated.least_s) <= wider.far * relaxed_s:
             continue
         if wider.uncharged:
@@ -153,6 +154,7 @@ class _Simulated:
     def __post_init__(self) -> None:
         self.known: dict[FamilySet, float] = {}
         self.ticks = 0.0
+        self.in_flight: tuple[int, ...] = ()  # more, of what is near the best
         self._alike: dict[object, float] = {}
         self._asked: dict[FamilySet, tuple[Sequence[TimedPipeline], Sequence[int]]] = {}
 
@@ -189,7 +191,7 @@ class _Simulated:
         step_s = self.simulate(plan)
         if step_s > IN_FLIGHT_LEAD * self.least_s:
             return step_s
-        more = (more_in_flight(plan, timed, number) for number in MORE_IN_FLIGHT)
+        more = (more_in_flight(plan, timed, number) for number in self.in_flight)
         return min([step_s, *map(self.simulate, dict.fromkeys(one for one in more if one != plan))])
 
     def _timed(self, families: FamilySet) -> tuple[Sequence[TimedPipeline], Sequence[int]]:
