@@ -233,7 +233,7 @@ class Effort:
     """None: nothing is changed with the simulator."""
     families: FamilyEffort
     choice: ChoiceEffort
-    tuning: TuningEffort = TuningEffort()
+    tuning: TuningEffort
 
 
 def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False) -> Effort:
@@ -249,7 +249,7 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
     near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
     families = FamilyEffort(clear_lead=0.03) if num_devices <= 2 * SMALL else FamilyEffort()
     if num_devices >= SMALL:
-        near_families = replace(fewer_pairs(families), kept=10, kept_with_rest=4)
+        near_families = replace(fewer_pairs(families), kept=10, kept_with_rest=4, more_in_flight=())
         if num_devices <= 2 * SMALL:
             near_families = replace(near_families, smoothed=4, climbed=3)
         families = replace(families, where_near=near_families)
@@ -290,9 +290,8 @@ def effort_for(num_devices: int, *, forced: bool = False, thorough: bool = False
             far_from_columns=1.0 if few else 1.1 if num_devices <= SMALL else math.inf,
             undecided=1.0 if few else FAR if num_devices <= SMALL else math.inf,
         ),
+        tuning=TuningEffort(most_changed=1, most_ticks=400_000) if large else TuningEffort(),
     )
-    if large:
-        effort = replace(effort, tuning=TuningEffort(most_changed=1, most_ticks=400_000))
     return _thorough(effort) if thorough else effort
 
 

@@ -63,11 +63,10 @@ def best_families(
     simulated = _Simulated(search, FamilyCutter(search, FamilySpace(search)), simulate)
     relaxed_s = search.relaxed_s if search.columns is not None else 0.0
     efforts = (effort, *effort.then)
-    near = effort.where_near is not None and step_s <= NEAR * relaxed_s
-    if effort.where_near is not None and near:
-        efforts = (effort.where_near, replace(effort, far=NEARER), *effort.then)
+    if effort.where_near is not None and step_s <= NEAR * relaxed_s:
+        efforts = (effort.where_near, replace(effort, far=NEARER, more_in_flight=()), *effort.then)
     for turn, wider in enumerate(efforts):
-        simulated.in_flight = () if near and wider not in effort.then else effort.more_in_flight
+        simulated.in_flight = wider.more_in_flight
         if min(step_s, simulated.least_s) <= wider.far * relaxed_s:
             continue
         if wider.uncharged:

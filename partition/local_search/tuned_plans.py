@@ -163,23 +163,25 @@ class _Tuning:
     def _cuts(self) -> Iterator[Change]:
         """Give a layer of a stage of all pipelines of a kind to another one, as far as memory takes it."""
         for places in self._kinds():
-            for starts in _starts_near([stage.start for stage in self.timed[places[0]].stages]):
+            first = self.timed[places[0]].stages
+            for starts in _starts_near([stage.start for stage in first]):
+                bounds = list(pairwise([*starts, first[-1].stop]))
+                if any(start >= stop for start, stop in bounds):
+                    continue
                 timed, pipelines = list(self.timed), list(self.plan.pipelines)
                 for at in places:
-                    one, entry = timed[at], pipelines[at]
-                    stops = [*starts[1:], one.stages[-1].stop]
-                    if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
-                        break
-                    stages = [
-                        stage._replace(start=start, stop=stop)
-                        for stage, start, stop in zip(one.stages, starts, stops, strict=True)
-                    ]
-                    timed[at] = self.search.timings.pipeline(stages, one.microbatch_size)
-                    if not timed[at].timing.fits:
-                        break
-                    pipelines[at] = _within_memory(timed[at], entry.num_samples, _flights_of(entry))
-                else:
+                    timed[at] = self._recut(at, bounds)
+                if all(timed[at].timing.fits for at in places):
+                    for at in places:
+                        entry = pipelines[at]
+                        pipelines[at] = _within_memory(timed[at], entry.num_samples, _flights_of(entry))
                     yield timed, tuple(pipelines)
+
+    def _recut(self, at: int, bounds: Sequence[tuple[int, int]]) -> TimedPipeline:
+        """Return a pipeline with other layers at its stages."""
+        pairs = zip(self.timed[at].stages, bounds, strict=True)
+        stages = [stage._replace(start=start, stop=stop) for stage, (start, stop) in pairs]
+        return self.search.timings.pipeline(stages, self.timed[at].microbatch_size)
 
     def _with_samples(self, samples: Sequence[int]) -> Change:
         return self.timed, tuple(
