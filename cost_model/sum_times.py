@@ -218,6 +218,21 @@ def ring_routes(network: Network, names: Sequence[str]) -> Sequence[Route]:
     return network.rings[key]
 
 
+def ring_holds_s(network: Network, num_bytes: float, names: Sequence[str]) -> dict[int, float]:
+    """Return the seconds for which the ring between devices (names) holds each resource that it occupies."""
+    routes = ring_routes(network, names) if len(names) > 1 else []
+    measured_s = measured_all_reduce_s(network, num_bytes, names) if routes else None
+    if measured_s is not None:
+        return {resource: measured_s for route in routes for resource in route.resources}
+    rounds, chunk = 2 * (len(names) - 1), num_bytes / len(names)
+    held: dict[int, float] = {}
+    for route in routes:
+        seconds = rounds * route.link.occupancy_s(chunk)
+        for resource in route.resources:
+            held[resource] = held.get(resource, 0.0) + seconds
+    return held
+
+
 def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> frozenset[int]:
     """Return what the messages of an all-reduce between devices (names) occupy."""
     key = (collective, *names)
@@ -278,11 +293,15 @@ def _ring_apart(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s:
     free = [max(free_at[resource] for resource in route.resources) for route in routes]
     seconds = [route.link.occupancy_s(chunk) for route in routes]
     latencies = [route.link.latency_s for route in routes]
-    due = [begin_s] * len(routes)
+    if max(free) <= begin_s and len({*seconds}) == len({*latencies}) == 1:  # all at one time
+        free, seconds, latencies = [begin_s], seconds[:1], latencies[:1]
+    due = [begin_s] * len(free)
     for _ in range(2 * (len(routes) - 1)):
         free = list(map(add, map(max, due, free), seconds))
         arrived = list(map(add, free, latencies))
         due = list(map(max, due, [arrived[-1], *arrived[:-1]]))
+    if len(free) < len(routes):
+        free, due = free * len(routes), due * len(routes)
     for route, end in zip(routes, free, strict=True):
         for resource in route.resources:
             free_at[resource] = end

@@ -5,12 +5,12 @@ Of plans whose devices serve one stage each, and have their states for themselve
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cost_model.network import FreeAt, idle
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.simulation.fast_kernel import N, S, SimulationArrays, ranks_as_they_finish
-from hetpipe.simulation.simulation_arrays import SimulationLists, simulation_lists, with_other_collectives
+from hetpipe.simulation.simulation_arrays import SimulationLists, simulation_lists
 from partition.estimates.step_estimate import shares_devices
 from partition.plan import Plan
 
@@ -20,10 +20,11 @@ MANY = 300_000
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step, and for which each rank computes in it."""
+    """Seconds of a step, for which each rank computes in it, and at which the sum of each bucket begins."""
 
     step_s: float
     busy_s: tuple[float, ...]
+    sums_begin_s: tuple[float, ...] = field(default=(), compare=False)
 
     @property
     def bubble(self) -> float:
@@ -47,15 +48,6 @@ def step_times(costs: ProgramCosts, *, many: int = MANY) -> StepTimes:
     many: computations from which on the compiled loop is taken.
     """
     return _run(costs, simulation_lists(costs), many)
-
-
-def both_step_times(
-    costs: ProgramCosts, other: ProgramCosts, *, many: int = MANY
-) -> tuple[StepTimes, StepTimes]:
-    """Return `step_times` of two programs that differ in the collectives of their buckets alone."""
-    work = simulation_lists(costs)
-    again = with_other_collectives(work, other)
-    return _run(costs, work, many), _run(other, again, many)
 
 
 def _run(costs: ProgramCosts, work: SimulationLists, many: int) -> StepTimes:
@@ -89,7 +81,7 @@ def _step_times(
         )  # the sum of the simulator's trace, to the bit
         ends_s.append(start_s + costs.step_s(rank))  # R9
         busy_s.append(float(work.busy_s[rank]) + (ends_s[-1] - start_s))
-    return StepTimes(max(ends_s), tuple(busy_s))  # R11
+    return StepTimes(max(ends_s), tuple(busy_s), sums.begin_s())  # R11
 
 
 class _GradientSums:
@@ -119,6 +111,10 @@ class _GradientSums:
         ready_s[rank] = now_s
         if len(ready_s) == len(self._costs.program.buckets[index].ranks):
             self._due_s[index] = self._costs.sync_due(self._free_at, index, ready_s)
+
+    def begin_s(self) -> tuple[float, ...]:
+        """Return when the last owner of each bucket is ready for its sum, in seconds."""
+        return tuple(max(ready_s.values()) for ready_s in self._ready_s)
 
     def of_rank(self, rank: int) -> list[float]:
         """Return when each sum of a rank is over for it, in seconds."""

@@ -45,18 +45,6 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
     return work
 
 
-def with_other_collectives(work: SimulationLists, costs: ProgramCosts) -> SimulationLists:
-    """Return the numbers, not run yet, for costs that differ in the collectives of their buckets alone."""
-    return work._replace(
-        is_shared=list(_shared(work, costs)),
-        next_pause=work.next_pause[:],
-        next_place=work.next_place[:],
-        clock_s=work.clock_s[:],
-        busy_s=work.busy_s[:],
-        arrived_s=work.arrived_s[:],
-    )
-
-
 def _shared(work: SimulationLists, costs: ProgramCosts) -> Iterator[bool]:
     """Give for each route whether another route, or a sum of gradients, has a resource of it."""
     users = Counter(work.resources)

@@ -50,6 +50,8 @@ class FamilyCutter:
         self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
         self._sums = FamilySums(space)
         self.known: dict[object, EstimatedSet | None] = {}
+        self._estimates: dict[tuple[FamilySet, bool], float] = {}
+        self._above: dict[tuple[FamilySet, bool], float] = {}  # steps that estimates are sure to be above
         self._uncharged = False
         self._periods: dict[object, float] = {}  # of the latest cuts of some classes and a microbatch size
 
@@ -129,6 +131,19 @@ class FamilyCutter:
 
         Or where the step is sure to be above within_s.
         """
+        key = (families, shared)
+        if key in self._estimates:
+            return self._estimates[key]
+        if within_s <= self._above.get(key, 0.0):
+            return math.inf
+        step_s = self._find_estimate_s(families, shared, within_s)
+        if math.isfinite(step_s):
+            self._estimates[key] = step_s
+        else:
+            self._above[key] = within_s
+        return step_s
+
+    def _find_estimate_s(self, families: FamilySet, shared: bool, within_s: float) -> float:
         batch = self.search.problem.global_batch_size
         layouts = self.space.layouts(families)
         timed = list[TimedPipeline]()

@@ -9,7 +9,14 @@ from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.measured_links import MeasuredAllReduce
 from cost_model.network import NORM_BYTES, Network, Route, idle, reserve
-from cost_model.sum_times import all_reduce_due, all_reduce_resources, all_reduce_s, norm_due
+from cost_model.sum_times import (
+    all_reduce_due,
+    all_reduce_resources,
+    all_reduce_s,
+    messages_due,
+    norm_due,
+    ring_holds_s,
+)
 from small_case import INSTANT, small_cluster
 
 SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
@@ -77,6 +84,35 @@ def test_all_reduce_by_hand():
     due = all_reduce_due(free_at, network, 80.0, {"a/0": 0.0, "b/0": 2.0})
     assert due == {"a/0": 4.5, "b/0": 4.5}
     assert all_reduce_s(network, 80.0, ["a/0", "b/0"]) == 2.5
+
+
+@pytest.mark.parametrize("late_s", [0.0, 1.0], ids=["all at once", "a card is busy"])
+def test_a_ring_over_equal_links_is_that_of_its_messages_to_the_bit(late_s: float):
+    devices = [Device(f"{name}/0", name, "gpu", 1.0) for name in "abcdefg"]
+    nodes = tuple(Node(device.node, (device,)) for device in devices)
+    network, names = Network(Cluster("seven", Link(0.1, 3.0), nodes)), [device.name for device in devices]
+    ready_s, ours, theirs = {name: 0.3 * at for at, name in enumerate(names)}, idle(), idle()
+    for free_at in (ours, theirs):
+        reserve(free_at, network.route("a/0", "c/0"), 0.0, 3 * late_s * max(ready_s.values()))
+    due_s = all_reduce_due(ours, network, 1.7, ready_s)
+    begin_s = dict.fromkeys(names, max(ready_s.values()))
+    assert due_s == messages_due(theirs, network, ring_all_reduce(1.7, names), begin_s)
+    assert ours == theirs
+
+
+def test_a_ring_holds_each_card_for_all_of_its_messages():
+    # 8 bytes of four devices: 6 messages of 2 bytes from each. Node by node one device sends on each card,
+    # one inside its node; where nodes take turns both send on their card
+    network = four_devices(inside=Link(0.0, 8.0))
+    node_by_node = ring_holds_s(network, 8.0, sorted(NAMES))
+    assert node_by_node.keys() == all_reduce_resources(network, sorted(NAMES), Collective.RING)
+    assert sorted(set(node_by_node.values())) == [1.5, 12.0]
+    assert set(ring_holds_s(network, 8.0, NAMES).values()) == {24.0}
+    for names in (NAMES, sorted(NAMES)):
+        free_at = idle()
+        all_reduce_due(free_at, network, 8.0, dict.fromkeys(names, 1.0))
+        assert all(free_at[each] >= 1 + s for each, s in ring_holds_s(network, 8.0, names).items())
+    assert ring_holds_s(network, 8.0, ["a/0"]) == {}
 
 
 def test_all_reduce_of_one_rank_is_free():

@@ -88,3 +88,19 @@ def test_an_estimate_within_a_step_is_the_whole_one_or_above_it(seed: int) -> No
             assert found_s == step_s or (found_s == math.inf and step_s > within_s)
             seen.add(found_s == step_s)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_estimate_is_the_same_whatever_was_asked_before(seed: int) -> None:
+    search, rng = PipelineSearch(random_sync_problem(seed)), random.Random(seed)
+    space, again, above = FamilySpace(search), 0, 0
+    cutter = FamilyCutter(search, space)
+    asked = [families for _ in range(12) if (families := random_families(space, rng))]
+    for families in rng.choices(asked, k=8 * len(asked)):
+        shared = rng.random() < 0.5
+        step_s = FamilyCutter(search, space).estimate_s(families, shared=shared)
+        within_s = step_s * rng.choice([0.5, 0.9, 1.1, math.inf]) if math.isfinite(step_s) else math.inf
+        found_s = cutter.estimate_s(families, shared=shared, within_s=within_s)
+        assert found_s == step_s or (found_s == math.inf and step_s > within_s)
+        again, above = again + (found_s == step_s), above + (found_s != step_s)
+    assert again and above
