@@ -14,7 +14,6 @@ from partition.bounds.best_bound import fractional_bound_s
 from partition.bounds.sharded_bound import sharded_bound
 from partition.constraints.wishes import check_forced
 from partition.estimates.effort import Effort
-from partition.estimates.family_effort import FAR
 from partition.estimates.group_sharding import roomier_plans, sharded_out_of, sharded_plans
 from partition.estimates.offloading import has_host_memory, offloaded_plans
 from partition.estimates.optimizer_sharding import owned_elsewhere, unsharded
@@ -68,7 +67,7 @@ def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | Non
     """Return the best plan of all that is searched for, not yet by the name of `auto`."""
     problem = search.problem
     contest = Contest(ranking, search.costs, search.effort.choice)
-    families_lead = _enter_pipelines(contest, search, ranking, evaluate)
+    families_lead, number = _enter_pipelines(contest, search, ranking, evaluate)
     contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
@@ -77,18 +76,18 @@ def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | Non
             promised_s = enter_sharded_for_speed(contest, search)
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, sharded_plans)))
         contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, roomier_plans)))
-        _enter_sharded_again(contest, search)
         enter_by_owners(contest, search, promised_s)
     if has_host_memory(problem.cluster) and (contest.best is None or memory_binds(problem, search.costs)):
         offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
         contest.enter(by_estimate(search.costs, offloaded))
+    _enter_forced(contest, search, evaluate, [number] if number else [])
     if contest.best is None:
         return min(_from_least(contest, search, ranking, evaluate), key=ranking)
     if search.best is None:  # what others found is no start of the search
         with suppress(InfeasibleError):
             return min(_from_least(contest, search, ranking, evaluate), key=ranking)
     effort = search.effort.tuning
-    most = effort.most_changed if _far_from_columns(contest, search, FAR) else 1
+    most = effort.most_changed if _far_from_columns(contest, search, effort.near_relaxed) else 1
     near = ranking.near(effort.near * contest.step_s, most)
     contest.enter_all(tuned(search, near, _step_of(ranking)))
     return contest.best
@@ -100,10 +99,10 @@ def _enter_pipelines(
     ranking: Ranking,
     evaluate: Evaluate | None,
     known: Sequence[list[TimedPipeline]] = (),
-) -> bool:
+) -> tuple[bool, int]:
     """Enter the plans of a search, of baselines, shared devices and interleaved pipelines.
 
-    Return whether families lead.
+    Return whether families lead, and how many pipelines the best set of the search has.
 
     known: further starts, where what baselines find is entered already. Nothing walks where families lead,
     unless they are far from what the relaxed programme of few devices promises; or where a baseline, by what
@@ -141,9 +140,7 @@ def _enter_pipelines(
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
-    if not known:  # else `_from_least` does more
-        _enter_near_numbers(contest, search, ranking, found)
-    return families_lead
+    return families_lead, len(found[0].timed) if found else 0
 
 
 def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
@@ -161,36 +158,28 @@ def _far_from_columns(contest: Contest, search: PipelineSearch, far: float) -> b
     return search.columns is not None and not least_s / far <= contest.step_s <= least_s * far
 
 
-def _enter_near_numbers(
-    contest: Contest, search: PipelineSearch, ranking: Ranking, found: Sequence[PipelineSet]
+def _enter_forced(
+    contest: Contest, search: PipelineSearch, evaluate: Evaluate | None, others: Iterable[int]
 ) -> None:
-    """Enter what searches for as many pipelines as the best plan has by then, and for one less, find.
+    """Enter what is found where as many pipelines are forced as the best plan has by then, and one less.
 
-    Where that plan is far from the relaxed programme, or that knows no set nearly as good: there sums,
-    messages or memory decide. All starts of such a search have as many pipelines, of which those that may
-    change the number have few; and the simulator changes those that the clocks find best, which often are
-    others. Where pipelines of the best plan share devices, as many as the best set of the search has (found)
-    are looked for, too.
+    On few devices where the best plan is far from the relaxed programme, or that knows no set nearly as good;
+    and where memory is tight. There sums, messages or memory decide, walks end far apart, and all starts of
+    such a search have as many pipelines, of which others have few. It begins anew, as if the user had asked
+    for it: what cuts are made first leads it elsewhere. Where pipelines of the best plan share devices, other
+    numbers are looked for, too.
     """
-    problem, best, far = search.problem, contest.best, search.effort.choice.far_from_columns
-    if (
-        best is None
-        or problem.forced.num_pipelines is not None
-        or not _far_from_columns(contest, search, far)
-    ):
+    problem, effort = search.problem, search.effort.choice
+    if contest.best is None or problem.forced.num_pipelines is not None:
         return
-    others = [len(found[0].timed)] if found and shares_devices(best) else []
-    for number in _near_numbers(contest, others):
-        wished = PipelineSearch(with_as_many(problem, number), search)
-        begun = improved_starts(wished)
-        plans = by_estimate(search.costs, plans_of(wished, begun))
-        contest.enter(plans)
-        if plans:
-            _enter_families(contest, wished, ranking, ranking(plans[0])[0])
-        contest.enter_all(_improved_with_simulator(wished, begun, ranking))
+    tight = effort.sharded_for_speed and memory_binds(problem, search.costs)
+    if tight or _far_from_columns(contest, search, effort.far_from_columns):
+        for number in _near_numbers(contest, others if shares_devices(contest.best) else ()):
+            with suppress(InfeasibleError):
+                contest.enter_all([auto(with_as_many(problem, number), evaluate)])
 
 
-def _near_numbers(contest: Contest, others: Sequence[int] = ()) -> Iterator[int]:
+def _near_numbers(contest: Contest, others: Iterable[int]) -> Iterator[int]:
     """Give each number of pipelines once: that of the best plan and one less, as it changes, then others."""
     tried: set[int] = set()
     while contest.best is not None:
@@ -200,22 +189,6 @@ def _near_numbers(contest: Contest, others: Sequence[int] = ()) -> Iterator[int]
             return
         tried.add(number)
         yield number
-
-
-def _enter_sharded_again(contest: Contest, search: PipelineSearch) -> None:
-    """Enter what is found with sharded states for as many pipelines as the best plan has, and for one less.
-
-    All starts of a search for a number have it, and of others few: walks among the tight end far apart. Of
-    a single pipeline no layer has states to share.
-    """
-    problem = search.problem
-    if problem.forced.num_pipelines is not None or not search.effort.choice.sharded_for_speed:
-        return
-    for number in _near_numbers(contest):
-        if number > 1:
-            wished = PipelineSearch(with_as_many(problem, number), search)
-            plans = _with_smaller_states(wished, contest.step_s, sharded_plans)
-            contest.enter(by_estimate(search.costs, plans))
 
 
 def enter_sharded_for_speed(contest: Contest, search: PipelineSearch) -> float:

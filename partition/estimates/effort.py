@@ -212,7 +212,9 @@ class TuningEffort:
     near: float = 1.04
     """Times the best step: the best few plans of each number of pipelines within it are changed, too."""
     most_changed: int = 8
-    """Of these, best first, in what is in flight; but for one where the best step is near the relaxed one."""
+    """Of these, best first, in what is in flight; the best alone where that is near the relaxed step."""
+    near_relaxed: float = 1.03
+    """Times the relaxed step, either way: near it."""
     changed_further: int = 3
     """Of these, by then best first, in samples and cuts, too."""
     most_in_vain: int = 60
