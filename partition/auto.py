@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from cost_model.errors import InfeasibleError
+from cost_model.errors import InfeasibleError, InputError
 from cost_model.sharding import Sharding
 from partition.baselines.catalogue import BASELINES, WELL_KNOWN
 from partition.baselines.strategy import Strategy, TooManyDevicesError
@@ -175,7 +175,7 @@ def _enter_forced(
     tight = effort.sharded_for_speed and memory_binds(problem, search.costs)
     if tight or _far_from_columns(contest, search, effort.far_from_columns):
         for number in _near_numbers(contest, others if shares_devices(contest.best) else ()):
-            with suppress(InfeasibleError):
+            with suppress(InfeasibleError, InputError):  # pins may need more, shared devices have more
                 contest.enter_all([auto(with_as_many(problem, number), evaluate)])
 
 
