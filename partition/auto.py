@@ -80,7 +80,7 @@ def _searched(search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | Non
     if has_host_memory(problem.cluster) and (contest.best is None or memory_binds(problem, search.costs)):
         offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
         contest.enter(by_estimate(search.costs, offloaded))
-    _enter_forced(contest, search, evaluate, [number] if number else [])
+    _enter_forced(contest, search, evaluate, number)
     if contest.best is None:
         return min(_from_least(contest, search, ranking, evaluate), key=ranking)
     if search.best is None:  # what others found is no start of the search
@@ -158,33 +158,31 @@ def _far_from_columns(contest: Contest, search: PipelineSearch, far: float) -> b
     return search.columns is not None and not least_s / far <= contest.step_s <= least_s * far
 
 
-def _enter_forced(
-    contest: Contest, search: PipelineSearch, evaluate: Evaluate | None, others: Iterable[int]
-) -> None:
+def _enter_forced(contest: Contest, search: PipelineSearch, evaluate: Evaluate | None, other: int) -> None:
     """Enter what is found where as many pipelines are forced as the best plan has by then, and one less.
 
     On few devices where the best plan is far from the relaxed programme, or that knows no set nearly as good;
     and where memory is tight. There sums, messages or memory decide, walks end far apart, and all starts of
     such a search have as many pipelines, of which others have few. It begins anew, as if the user had asked
-    for it: what cuts are made first leads it elsewhere. Where pipelines of the best plan share devices, other
-    numbers are looked for, too.
+    for it: what cuts are made first leads it elsewhere. Where pipelines of the best plan share devices, the
+    other number is looked for, too.
     """
     problem, effort = search.problem, search.effort.choice
     if contest.best is None or problem.forced.num_pipelines is not None:
         return
     tight = effort.sharded_for_speed and memory_binds(problem, search.costs)
     if tight or _far_from_columns(contest, search, effort.far_from_columns):
-        for number in _near_numbers(contest, others if shares_devices(contest.best) else ()):
+        for number in _near_numbers(contest, other if shares_devices(contest.best) else 0):
             with suppress(InfeasibleError, InputError):  # pins may need more, shared devices have more
                 contest.enter_all([auto(with_as_many(problem, number), evaluate)])
 
 
-def _near_numbers(contest: Contest, others: Iterable[int]) -> Iterator[int]:
-    """Give each number of pipelines once: that of the best plan and one less, as it changes, then others."""
+def _near_numbers(contest: Contest, other: int) -> Iterator[int]:
+    """Give each number of pipelines once: that of the best plan and one less, as it changes; then other."""
     tried: set[int] = set()
     while contest.best is not None:
         count = len(contest.best.pipelines)
-        number = next((each for each in (count, count - 1, *others) if each and each not in tried), None)
+        number = next((each for each in (count, count - 1, other) if each and each not in tried), None)
         if number is None:
             return
         tried.add(number)
