@@ -109,21 +109,20 @@ def _moving_bar() -> "ProgressColumn":
                 shown.completed = task.completed + min(MOST_WITHIN, within)
             return shown
 
-    column: ProgressColumn = MovingBar(16)
+    column: ProgressColumn = MovingBar(12)
     return column
 
 
 @contextmanager
 def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Give what takes the events of a run: a bar on a terminal, else lines, one each half minute at least."""
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn
 
     from hetpipe.reporting.tables import console
 
     lines = not quiet and not sys.stdout.isatty()
     bar = Progress(
         SpinnerColumn(finished_text=""),
-        TextColumn("training"),
         _moving_bar(),
         MofNCompleteColumn(),
         _wrapped_text(),
