@@ -3,11 +3,13 @@
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from partition.column_generation.master_problem import NO_LIMITS, Limits, MasterProblem, solve_master
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ClassPipeline, ColumnStage
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.timed_pipeline import PipelineTiming, TimingCache
@@ -40,6 +42,64 @@ class Relaxed:
         return sorted(worths, key=lambda pair: -pair[0])
 
 
+@dataclass(slots=True)
+class Ceilings:
+    """Owns timings, and what none of them does more samples than in a step: all of it at once."""
+
+    batch: int
+    timings: list[PipelineTiming] = field(default_factory=list)
+    _begins_s: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [timing, line of its clock]
+    _each_s: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    _sizes_and_rooms: Floats = field(default_factory=lambda: np.zeros((2, 0)))
+    _seen: list[tuple[float, int]] = field(default_factory=list)  # the last step asked, and its samples
+
+    def take(self, timings: Sequence[PipelineTiming]) -> None:
+        """Take up timings behind those that are there."""
+        if not timings:
+            return
+        self.timings += timings
+        self._seen += [(0.0, 0)] * len(timings)
+        lines = [timing.clock.least_lines for timing in timings]
+        width = max(self._begins_s.shape[1], *map(len, lines))
+        begins_s, each_s = _wider(self._begins_s, width, -np.inf), _wider(self._each_s, width, 1.0)
+        more = np.array([[*known, *[(-np.inf, 1.0)] * (width - len(known))] for known in lines])
+        sizes = [timing.microbatch_size for timing in timings]
+        rooms = [timing.room(self.batch) for timing in timings]
+        self._begins_s = np.concatenate([begins_s, more[..., 0]])
+        self._each_s = np.concatenate([each_s, more[..., 1]])
+        self._sizes_and_rooms = np.concatenate([self._sizes_and_rooms, [sizes, rooms]], axis=1)
+
+    def in_step(self, step_s: float) -> list[float]:
+        """Return samples of each timing: `PipelineTiming.no_more` where its clock has not been asked.
+
+        Where it has, as many as it does or more.
+        """
+        if not self.timings:
+            return []
+        late_s, (sizes, rooms) = step_s * (1 + 1e-9), self._sizes_and_rooms
+        free = self._each_s <= 0
+        lines = np.where(free, self.batch, (late_s - self._begins_s) / np.where(free, 1.0, self._each_s))
+        whole = np.floor(np.clip(lines.min(axis=1), 0.0, self.batch))
+        ceilings = np.minimum(rooms, (whole + 1) * sizes - 1)
+        asked_s, done = np.array(self._seen).T  # no more in less time
+        known: list[float] = np.where(asked_s >= step_s, np.minimum(ceilings, done), ceilings).tolist()
+        return known
+
+    def most(self, place: int, step_s: float) -> int:
+        """Return the most samples that a timing does in a step, by its clock."""
+        samples = self.timings[place].most(step_s, self.batch)
+        self._seen[place] = step_s, samples
+        return samples
+
+    def was_asked(self, place: int) -> bool:
+        """Return whether the clock of a timing was asked, here or elsewhere."""
+        return self._seen[place][0] > 0 or self.timings[place].clock.asked
+
+
+def _wider(rows: Floats, width: int, filled: float) -> Floats:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=filled)
+
+
 class PipelinePool:
     """The pipelines that a timing cache has made, as columns of a linear programme over device classes.
 
@@ -55,7 +115,8 @@ class PipelinePool:
         self._timings, self._batch = timings, batch
         self._class_index = classes.class_indices()
         self._known = 0
-        self._columns: dict[Uses, list[PipelineTiming]] = {}
+        self._ceilings = Ceilings(batch)
+        self._columns: dict[Uses, list[int]] = {}  # places of timings in `_ceilings`
 
     def pipelines(self, step_s: float) -> tuple[float, list[ClassPipeline]]:
         """Return (seconds, whole pipelines) of a step shorter than step_s; (inf, none) if none is promised.
@@ -98,16 +159,18 @@ class PipelinePool:
 
     def _gather(self) -> None:
         """Take up the timings made since the last call."""
-        timings = self._timings.timings
+        timings, new = self._timings.timings, list[PipelineTiming]()
         for timing in timings[self._known :]:
             if timing.fits and all(map(operator.le, uses := self.uses(timing), self.classes.counts)):
-                self._columns.setdefault(uses, []).append(timing)
+                self._columns.setdefault(uses, []).append(len(self._ceilings.timings) + len(new))
+                new.append(timing)
         self._known = len(timings)
+        self._ceilings.take(new)
 
     def _relaxed(self, step_s: float) -> Relaxed:
-        best = {}
-        for uses, timings in self._columns.items():
-            samples, found = self._most(timings, step_s)
+        best, ceilings = {}, self._ceilings.in_step(step_s)
+        for uses, places in self._columns.items():
+            samples, found = self._most(places, ceilings, step_s)
             if samples:
                 best[uses] = (samples, found)
         if not best:
@@ -115,19 +178,25 @@ class PipelinePool:
         values = [samples for samples, _ in best.values()]
         return Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts, self.limits))
 
-    def _most(self, timings: Sequence[PipelineTiming], step_s: float) -> tuple[int, PipelineTiming]:
-        """Return the most samples that one of them does in a step, and which; few clocks are asked."""
-        limits = sorted(
-            ((timing.no_more(step_s, self._batch), -place) for place, timing in enumerate(timings)),
-            reverse=True,
-        )
-        samples, found = 0, timings[0]
-        for limit, place in limits:
-            if limit <= samples:
-                break
-            most = timings[-place].most(step_s, self._batch)
+    def _most(
+        self, places: Sequence[int], ceilings: Sequence[float], step_s: float
+    ) -> tuple[int, PipelineTiming]:
+        """Return the most samples that one of them does in a step, and which; few clocks are asked.
+
+        Of those that do as many the one that promised most, which a clock that was asked before says exactly.
+        """
+        timings = self._ceilings.timings
+        samples, found = 0, timings[places[0]]
+        waiting = [(-ceilings[place], place, True) for place in places]
+        heapify(waiting)
+        while waiting and -waiting[0][0] > samples:
+            limit, place, unsure = heappop(waiting)
+            if unsure and self._ceilings.was_asked(place):
+                heappush(waiting, (-self._ceilings.most(place, step_s), place, False))
+                continue
+            most = self._ceilings.most(place, step_s) if unsure else int(-limit)
             if most > samples:
-                samples, found = most, timings[-place]
+                samples, found = most, timings[place]
         return samples, found
 
     def _whole(self, relaxed: Relaxed) -> list[ClassPipeline]:

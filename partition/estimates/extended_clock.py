@@ -122,14 +122,14 @@ class ExtendedClock:
         return lines
 
     @cached_property
-    def _least_lines(self) -> list[tuple[float, float]]:
-        """Return the lines of Z that are not below another one everywhere."""
+    def least_lines(self) -> list[tuple[float, float]]:
+        """Return (s, s per microbatch) of the lines of Z that are not below another one everywhere."""
         return _longest([*self._floors, *self._round_trips], from_count=0)
 
     def no_more(self, step_s: float, limit: int) -> float:
         """Return as many microbatches as `most_whole`, or more, at most about `limit`: by Z alone."""
         late_s = step_s * (1 + 1e-9)
-        return min((late_s - begin) / each if each > 0 else limit for begin, each in self._least_lines)
+        return min((late_s - begin) / each if each > 0 else limit for begin, each in self.least_lines)
 
     def most_whole(self, step_s: float) -> int:
         """Return the most full microbatches that take no longer than a step."""

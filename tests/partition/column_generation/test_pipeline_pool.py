@@ -87,6 +87,30 @@ def test_pipelines_made_later_are_seen_too() -> None:
     assert pipelines and step_s < 2 * found[0].step_s
 
 
+def test_what_was_asked_before_changes_no_answer() -> None:
+    compared = 0
+    for seed in range(12):
+        problem = random_problem(seed)
+        search = PipelineSearch(problem)
+        if not (found := search.starts()):
+            continue
+        batch, classes = problem.global_batch_size, search.classes.merged()
+        asked = PipelinePool(made(search, 60), classes, batch)
+        for share in (1.5, 0.9, 1.2, 3.0, 1.2, 0.99):
+            timings, step_s = made(search, 60), share * found[0].step_s
+            answers = [pool.least(step_s) for pool in (asked, PipelinePool(timings, classes, batch))]
+            most: dict[tuple[int, ...], int] = {}
+            for timing in timings.timings if answers[1] else []:
+                uses = asked.uses(timing)
+                if all(use <= count for use, count in zip(uses, classes.counts, strict=True)):
+                    samples = timing.most(answers[1].step_s, batch) if timing.fits else 0
+                    most[uses] = max(most.get(uses, 0), samples)
+            done = [{uses: best[0] for uses, best in each.best.items()} if each else {} for each in answers]
+            assert done[0] == done[1] == {uses: samples for uses, samples in most.items() if samples}
+            compared += len(most)
+    assert compared > 50
+
+
 @pytest.mark.slow
 def test_a_mixed_set_is_judged_as_it_is() -> None:
     mixed = 0
