@@ -348,11 +348,15 @@ def _with_smaller_states(search: PipelineSearch, step_s: float, plans_out_of: Pl
         if not effort.sharded_for_speed or least_s * (1 + effort.least_sharding_gain) > step_s:
             return
 
-    def plans_of(smaller: Problem) -> Iterator[Plan]:
+    def sets_of(smaller: Problem) -> Iterator[Plan]:
         smaller_search = PipelineSearch(smaller)
-        return plans_of_sets(smaller_search, improved_starts(smaller_search))
+        if plans_out_of is offloaded_plans:
+            return plans_of_sets(smaller_search, improved_starts(smaller_search))
+        judge = with_sync(smaller_search)  # a single pipeline has nothing to shard
+        begun = smaller_search.begun(judge).of_several()
+        return plans_of(smaller_search, each_once(smaller_search.walked(begun, judge)))
 
-    yield from plans_out_of(problem, plans_of)
+    yield from plans_out_of(problem, sets_of)
 
 
 STRATEGIES: Mapping[str, Strategy] = {**BASELINES, AUTO: auto}

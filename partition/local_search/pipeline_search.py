@@ -48,6 +48,14 @@ class Begun:
         """Return all, least step first."""
         return sorted([*self.climbed, *self.others, *self.starts], key=_order)
 
+    def of_several(self) -> "Begun":
+        """Return it without sets of a single pipeline."""
+        climbed, others, starts = (
+            [entry for entry in sets if len(entry.timed) > 1]
+            for sets in (self.climbed, self.others, self.starts)
+        )
+        return Begun(climbed, others, starts) if climbed else Begun(others, [], starts)
+
 
 class PipelineSearch(SearchSpace):
     """A search and what it knows so far, for its own later steps and for a bound.

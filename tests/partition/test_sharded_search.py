@@ -7,12 +7,13 @@ import pytest
 from cost_model.cluster import Link
 from hetpipe.simulation.prediction import evaluator
 from node_problems import problem_of_nodes
-from partition.auto import enter_by_owners, enter_sharded_for_speed
-from partition.estimates.optimizer_sharding import fits, owned_elsewhere
+from partition.auto import auto, enter_by_owners, enter_sharded_for_speed
+from partition.estimates.optimizer_sharding import fits, owned_elsewhere, unsharded
 from partition.estimates.plan_memory import plan_memories
 from partition.estimates.ranking import Contest, Ranking
-from partition.local_search.pipeline_search import PipelineSearch
-from partition.local_search.searched_plans import improved_starts, plans_of
+from partition.local_search.moves import EvaluateSet, PipelineSet
+from partition.local_search.pipeline_search import Begun, PipelineSearch
+from partition.local_search.searched_plans import improved_starts, plans_of, with_sync
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -77,3 +78,31 @@ def test_owners_are_not_searched_by_where_the_best_plan_is_below_what_the_search
     assert contest.step_s == before_s
     enter_by_owners(contest, search, promised_s)
     assert contest.step_s < before_s
+
+
+def test_a_search_for_plans_to_shard_begins_with_several_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without states there is room for two pipelines; a single one has nothing to shard.
+    nodes, network = [("fast", 2), ("slow", 2)], Link(1e-3, 1e6)
+    problem = problem_of_nodes(
+        KINDS, nodes, network=network, batch=48, num_layers=7, parameter_bytes=1e4, memory_bytes=9e4
+    )
+    search = PipelineSearch(unsharded(problem, 0.0))
+    begun = search.begun(with_sync(search))
+    assert {len(entry.timed) > 1 for entry in begun.sets} == {False, True}
+    assert begun.of_several().sets == [entry for entry in begun.sets if len(entry.timed) > 1]
+
+    walked, walk = list[list[int]](), PipelineSearch.walked
+
+    def noting(self: PipelineSearch, begun: Begun, judge: EvaluateSet) -> list[PipelineSet]:
+        if self.problem.profile != problem.profile:
+            walked.append([len(entry.timed) for entry in begun.sets])
+        return walk(self, begun, judge)
+
+    monkeypatch.setattr(PipelineSearch, "walked", noting)
+    auto(problem, evaluator(problem.profile, problem.cluster))
+    assert any(walked) and all(number > 1 for numbers in walked for number in numbers)
+
+
+def test_where_single_pipelines_alone_begin_nothing_walks_on() -> None:
+    single = PipelineSet(1.0, (), "")
+    assert Begun([single], [single], [single]).of_several() == Begun([], [], [])
