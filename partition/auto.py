@@ -348,7 +348,7 @@ def _with_smaller_states(search: PipelineSearch, step_s: float, plans_out_of: Pl
         if not effort.sharded_for_speed or least_s * (1 + effort.least_sharding_gain) > step_s:
             return
 
-    def sets_of(smaller: Problem) -> Iterator[Plan]:
+    def found_for(smaller: Problem) -> Iterator[Plan]:
         smaller_search = PipelineSearch(smaller)
         if plans_out_of is offloaded_plans:
             return plans_of_sets(smaller_search, improved_starts(smaller_search))
@@ -356,7 +356,7 @@ def _with_smaller_states(search: PipelineSearch, step_s: float, plans_out_of: Pl
         begun = smaller_search.begun(judge).of_several()
         return plans_of(smaller_search, each_once(smaller_search.walked(begun, judge)))
 
-    yield from plans_out_of(problem, sets_of)
+    yield from plans_out_of(problem, found_for)
 
 
 STRATEGIES: Mapping[str, Strategy] = {**BASELINES, AUTO: auto}
