@@ -304,7 +304,8 @@ def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Pl
     for baseline in candidate_rules(search.effort).values():
         try:
             yield baseline(search.problem, chosen_by)
-        except (InfeasibleError, TooManyDevicesError):
+        except (InfeasibleError, TooManyDevicesError) as error:
+            error.__traceback__ = None  # of frames that have the error: all that they know would stay
             continue
 
 

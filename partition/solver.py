@@ -90,7 +90,7 @@ def compare(
         try:
             plans[name] = _plan(name, problem, evaluate, search)
         except (InfeasibleError, TooManyDevicesError) as error:
-            plans[name] = error
+            plans[name] = error.with_traceback(None)
     if not any(isinstance(plan, Plan) for plan in plans.values()):
         return tuple(
             Outcome.without_plan(name, error) for name, error in plans.items() if isinstance(error, Exception)

@@ -3,8 +3,10 @@
 Here R6 to R10 of docs/clock.md get their seconds; R2, R3 and R5 act in `cost_model.network`.
 """
 
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from typing import Any, TypeVar, cast
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
@@ -19,6 +21,19 @@ from partition.estimates.host_fetches import HostFetches, host_fetches, served_s
 from partition.estimates.host_moves import plan_step_s, saved_moves_s, stage_visits, weight_moves_s
 from partition.estimates.plan_memory import host_bytes, memory_on, stepped_bytes
 from partition.plan import Plan, Stage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def remembered(method: F) -> F:
+    """Return a method for its own object, which remembers answers and does not keep the object."""
+    owner, function = weakref.ref(cast(Any, method).__self__), cast(Any, method).__func__
+
+    @cache
+    def answer(*args: Any) -> Any:
+        return function(owner(), *args)
+
+    return cast(F, answer)
 
 
 class ProgramCosts:
@@ -44,11 +59,11 @@ class ProgramCosts:
         by_name = {device.name: device for device in cluster.devices}
         self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
         self._pipelines = program.plan.pipelines
-        self._seconds = cache(self._stage_seconds)
-        self._moves_s = cache(self._find_moves_s)
+        self._seconds = remembered(self._stage_seconds)
+        self._moves_s = remembered(self._find_moves_s)
         self._stepped: dict[tuple[int, ...], float] = {}
-        self._route = cache(self._find_route)
-        self._boundary_bytes = cache(self._message_bytes)
+        self._route = remembered(self._find_route)
+        self._boundary_bytes = remembered(self._message_bytes)
         self._known_fetches: dict[str, HostFetches] | None = None
 
     @property

@@ -111,7 +111,7 @@ def sharded(problem: Problem, plan_of: Callable[[Problem], Plan]) -> Plan:
         try:
             plan = plan_of(unsharded(problem, share))
         except InfeasibleError as error:
-            errors.append(error)
+            errors.append(error.with_traceback(None))  # which has this frame, and that all errors
             continue
         owned = with_state_owners(plan, problem.profile, problem.cluster)
         lacking = shortfall(problem, owned)
