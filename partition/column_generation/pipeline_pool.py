@@ -12,12 +12,14 @@ from partition.column_generation.master_problem import NO_LIMITS, Limits, Master
 from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ClassPipeline, ColumnStage
 from partition.estimates.device_classes import DeviceClasses
+from partition.estimates.extended_clock import LATER
 from partition.estimates.timed_pipeline import PipelineTiming, TimingCache
 
 PROMISED = 3e-3  # relative, shorter than the step that is known: else there is nothing to gain
 CLOSE = 1e-3  # relative: how exactly the least step of the relaxed programme is found
 SECANTS = 6
 MOST_COLUMNS = 300  # of the integer programme
+NO_LIMIT = (-math.inf, 1.0)  # a line of a clock that limits nothing
 
 Uses = tuple[int, ...]
 """How many devices of each class a pipeline takes."""
@@ -48,26 +50,27 @@ class Ceilings:
 
     batch: int
     timings: list[PipelineTiming] = field(default_factory=list)
-    _begins_s: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [timing, line of its clock]
-    _each_s: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    _lines: Floats = field(default_factory=lambda: np.zeros((0, 0, 2)))  # of clocks: [timing, line, what]
     _sizes_and_rooms: Floats = field(default_factory=lambda: np.zeros((2, 0)))
-    _seen: list[tuple[float, int]] = field(default_factory=list)  # the last step asked, and its samples
+    _asked_s: list[float] = field(default_factory=list)  # the last step that was asked, 0 for none
+    _done: list[int] = field(default_factory=list)  # its samples
 
     def take(self, timings: Sequence[PipelineTiming]) -> None:
         """Take up timings behind those that are there."""
         if not timings:
             return
-        self.timings += timings
-        self._seen += [(0.0, 0)] * len(timings)
-        lines = [timing.clock.least_lines for timing in timings]
-        width = max(self._begins_s.shape[1], *map(len, lines))
-        begins_s, each_s = _wider(self._begins_s, width, -np.inf), _wider(self._each_s, width, 1.0)
-        more = np.array([[*known, *[(-np.inf, 1.0)] * (width - len(known))] for known in lines])
+        known, clocks = self._lines, [timing.clock.least_lines for timing in timings]
+        width = max(known.shape[1], *map(len, clocks))
+        self._lines = np.tile(NO_LIMIT, (len(known) + len(clocks), width, 1))
+        self._lines[: len(known), : known.shape[1]] = known
+        for row, lines in zip(self._lines[len(known) :], clocks, strict=True):
+            row[: len(lines)] = [line if line[1] > 0 else NO_LIMIT for line in lines]
         sizes = [timing.microbatch_size for timing in timings]
         rooms = [timing.room(self.batch) for timing in timings]
-        self._begins_s = np.concatenate([begins_s, more[..., 0]])
-        self._each_s = np.concatenate([each_s, more[..., 1]])
         self._sizes_and_rooms = np.concatenate([self._sizes_and_rooms, [sizes, rooms]], axis=1)
+        self.timings += timings
+        self._asked_s += [0.0] * len(timings)
+        self._done += [0] * len(timings)
 
     def in_step(self, step_s: float) -> list[float]:
         """Return samples of each timing: `PipelineTiming.no_more` where its clock has not been asked.
@@ -76,28 +79,23 @@ class Ceilings:
         """
         if not self.timings:
             return []
-        late_s, (sizes, rooms) = step_s * (1 + 1e-9), self._sizes_and_rooms
-        free = self._each_s <= 0
-        lines = np.where(free, self.batch, (late_s - self._begins_s) / np.where(free, 1.0, self._each_s))
-        whole = np.floor(np.clip(lines.min(axis=1), 0.0, self.batch))
-        ceilings = np.minimum(rooms, (whole + 1) * sizes - 1)
-        asked_s, done = np.array(self._seen).T  # no more in less time
-        known: list[float] = np.where(asked_s >= step_s, np.minimum(ceilings, done), ceilings).tolist()
+        begins_s, each_s = np.moveaxis(self._lines, -1, 0)
+        whole = ((step_s * LATER - begins_s) / each_s).min(axis=1)
+        sizes, rooms = self._sizes_and_rooms
+        ceilings = np.minimum(rooms, (np.floor(np.clip(whole, 0.0, self.batch)) + 1) * sizes - 1)
+        shorter = np.array(self._asked_s) >= step_s  # no more in less time
+        known: list[float] = np.where(shorter, np.minimum(ceilings, self._done), ceilings).tolist()
         return known
 
     def most(self, place: int, step_s: float) -> int:
         """Return the most samples that a timing does in a step, by its clock."""
         samples = self.timings[place].most(step_s, self.batch)
-        self._seen[place] = step_s, samples
+        self._asked_s[place], self._done[place] = step_s, samples
         return samples
 
     def was_asked(self, place: int) -> bool:
         """Return whether the clock of a timing was asked, here or elsewhere."""
-        return self._seen[place][0] > 0 or self.timings[place].clock.asked
-
-
-def _wider(rows: Floats, width: int, filled: float) -> Floats:
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=filled)
+        return self._asked_s[place] > 0 or self.timings[place].clock.asked
 
 
 class PipelinePool:

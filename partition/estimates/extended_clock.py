@@ -16,6 +16,7 @@ WARM, WARM_EXTRA = 2, 4  # the clock runs for WARM times the stages or in_flight
 SPAN = 4  # microbatches at the end of that, over which the seconds of one more are taken as a mean
 MOST_TICKS = 400  # microbatches x stages that the clock runs through at most before it extrapolates
 FILLING = 1e-3  # relative: a pace faster than the period by more shows a queue that is filling still
+LATER = 1 + 1e-9  # times a step, so that rounding takes no microbatch off what may be in time
 MOST_FILLING_TICKS = 1600  # microbatches x stages up to which the clock then goes on, twice as far each time
 
 
@@ -128,7 +129,7 @@ class ExtendedClock:
 
     def no_more(self, step_s: float, limit: int) -> float:
         """Return as many microbatches as `most_whole`, or more, at most about `limit`: by Z alone."""
-        late_s = step_s * (1 + 1e-9)
+        late_s = step_s * LATER
         return min((late_s - begin) / each if each > 0 else limit for begin, each in self.least_lines)
 
     def most_whole(self, step_s: float) -> int:

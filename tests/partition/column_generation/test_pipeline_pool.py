@@ -1,11 +1,12 @@
 """New sets out of pipelines that a search has seen: the best there are, of devices that there are."""
 
 import math
+import operator
 from itertools import pairwise, product
 
 import pytest
 
-from partition.column_generation.pipeline_pool import PipelinePool
+from partition.column_generation.pipeline_pool import Ceilings, PipelinePool
 from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.local_search.pipeline_search import PipelineSearch
 from random_problems import random_problem
@@ -85,6 +86,29 @@ def test_pipelines_made_later_are_seen_too() -> None:
         timings.pipeline(pipeline.stages, pipeline.microbatch_size)
     step_s, pipelines = seen.pipelines(2 * found[0].step_s)
     assert pipelines and step_s < 2 * found[0].step_s
+
+
+def test_ceilings_of_all_are_those_of_each() -> None:
+    compared = 0
+    for seed in range(12):
+        problem = random_problem(seed)
+        search = PipelineSearch(problem)
+        if not (found := search.starts()):
+            continue
+        batch, ceilings = problem.global_batch_size, Ceilings(problem.global_batch_size)
+        timings = [timing for timing in made(search, 60).timings if timing.fits]
+        for part in (timings[:7], [], timings[7:]):
+            ceilings.take(part)
+        for share in (0.01, 0.5, 0.9, 1.0, 1.5, 3.0):
+            step_s = share * found[0].step_s
+            assert ceilings.in_step(step_s) == [timing.no_more(step_s, batch) for timing in timings]
+        compared += len(timings)
+        for place, timing in enumerate(timings):
+            done = ceilings.most(place, found[0].step_s)
+            assert ceilings.was_asked(place) and done == timing.most(found[0].step_s, batch)
+        less = [timing.most(0.8 * found[0].step_s, batch) for timing in timings]
+        assert all(map(operator.ge, ceilings.in_step(0.8 * found[0].step_s), less))
+    assert compared > 50
 
 
 def test_what_was_asked_before_changes_no_answer() -> None:
