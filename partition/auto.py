@@ -304,8 +304,7 @@ def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Pl
     for baseline in candidate_rules(search.effort).values():
         try:
             yield baseline(search.problem, chosen_by)
-        except (InfeasibleError, TooManyDevicesError) as error:
-            error.__traceback__ = None  # of frames that have the error: all that they know would stay
+        except (InfeasibleError, TooManyDevicesError):
             continue
 
 
@@ -353,9 +352,8 @@ def _with_smaller_states(search: PipelineSearch, step_s: float, plans_out_of: Pl
         smaller_search = PipelineSearch(smaller)
         if plans_out_of is offloaded_plans:
             return plans_of_sets(smaller_search, improved_starts(smaller_search))
-        judge = with_sync(smaller_search)  # a single pipeline has nothing to shard
-        begun = smaller_search.begun(judge).of_several()
-        return plans_of(smaller_search, each_once(smaller_search.walked(begun, judge)))
+        # a single pipeline has nothing to shard
+        return plans_of(smaller_search, improved_starts(smaller_search, several=True))
 
     yield from plans_out_of(problem, found_for)
 

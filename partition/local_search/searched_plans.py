@@ -17,9 +17,14 @@ def with_as_many(problem: Problem, number: int) -> Problem:
     return replace(problem, forced=replace(problem.forced, num_pipelines=number))
 
 
-def improved_starts(search: PipelineSearch) -> list[PipelineSet]:
-    """Return the sets of a search, each once, by their clocks and gradient sync; least step first."""
-    return each_once(search.search(with_sync(search)))
+def improved_starts(search: PipelineSearch, *, several: bool = False) -> list[PipelineSet]:
+    """Return the sets of a search, each once, by their clocks and gradient sync; least step first.
+
+    several: from those of several pipelines on.
+    """
+    judge = with_sync(search)
+    begun = search.begun(judge)
+    return each_once(search.walked(begun.of_several() if several else begun, judge))
 
 
 def with_sync(search: PipelineSearch) -> EvaluateSet:
