@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from cost_model.errors import InfeasibleError
-from partition.baselines.strategy import TooManyDevicesError, missing_bytes, shortfall
+from partition.baselines.strategy import TooManyDevicesError, least_of, shortfall
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.ranking import best_plan
 from partition.estimates.shared_pipelines import Draft, SharedPipelineCosts
@@ -54,7 +54,7 @@ class Drafts:
         """
         if self._estimated:
             return best_plan(self._problem, evaluate, self._estimated)
-        raise min(self._errors, key=missing_bytes)
+        raise least_of(self._strategy, self._errors)
 
     def _named(self, plan: Plan) -> Plan:
         return replace(plan, strategy=self._strategy)

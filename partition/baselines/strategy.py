@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from copy import copy
 
 from cost_model.errors import InfeasibleError, InputError
 from partition.estimates.plan_memory import plan_memories
@@ -43,9 +44,9 @@ def shortfall(problem: Problem, plan: Plan, remark: str = "") -> InfeasibleError
 
 
 def least_of(strategy: str, errors: Iterable[InfeasibleError]) -> InfeasibleError:
-    """Return the error of what lacks least."""
+    """Return the error of what lacks least, apart: to raise one of them would tie their frame to itself."""
     few = f"{strategy}: memory takes too few outputs of the layers that are not trained; let `auto` choose"
-    return min(errors, key=missing_bytes, default=InfeasibleError(few))
+    return copy(min(errors, key=missing_bytes, default=InfeasibleError(few)))
 
 
 def missing_bytes(error: InfeasibleError) -> float:

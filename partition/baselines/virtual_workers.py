@@ -103,7 +103,7 @@ def _planned(name: str, problem: Problem, evaluate: Evaluate | None, allocate: A
         try:
             timed = [_worker(name, cut, costs, worker, size, share) for worker in workers]
         except InfeasibleError as error:
-            errors.append(error.with_traceback(None))  # which has this frame, and that all errors
+            errors.append(error.with_traceback(None))  # which has this frame, that has all errors
             continue
         _, shares = share_out(timed, problem.global_batch_size)
         if not any(shares):

@@ -1,6 +1,7 @@
 """Pipelines of one stage each, which hold the whole model: what all strategies of data parallelism share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
@@ -111,11 +112,11 @@ def sharded(problem: Problem, plan_of: Callable[[Problem], Plan]) -> Plan:
         try:
             plan = plan_of(unsharded(problem, share))
         except InfeasibleError as error:
-            errors.append(error.with_traceback(None))  # which has this frame, and that all errors
+            errors.append(error.with_traceback(None))  # which has this frame, that has all errors
             continue
         owned = with_state_owners(plan, problem.profile, problem.cluster)
         lacking = shortfall(problem, owned)
         if lacking is None:
             return owned
         errors.append(lacking)
-    raise min(errors, key=missing_bytes)
+    raise copy(min(errors, key=missing_bytes))  # as in `least_of`

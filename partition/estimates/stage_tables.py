@@ -4,6 +4,7 @@ Tables are indexed [class, start, stop] for layers [start, stop); empty stages a
 0 where they count.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -162,10 +163,11 @@ class ProblemTables:
 
 
 class SizeTables:
-    """The arrays for one microbatch size."""
+    """The arrays for one microbatch size; the tables that they are of keep them, and not the other way."""
 
     def __init__(self, tables: ProblemTables, samples: int) -> None:
-        self.tables, self.samples = tables, samples
+        self.tables: ProblemTables = weakref.proxy(tables)
+        self.samples = samples
         self._caps: dict[tuple[bool, int], Floats] = {}
 
     @cached_property
