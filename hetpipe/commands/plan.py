@@ -39,6 +39,7 @@ from hetpipe.program.costs import check_memory
 from hetpipe.program.verification import verify
 from hetpipe.reporting.comparison_tables import comparison_table, forced_sentences, misfit_sentences
 from hetpipe.reporting.memory_tables import memory_json, memory_table, mostly_frozen
+from hetpipe.reporting.shared_sentences import shared_sentences
 from hetpipe.reporting.tables import plan_sentences, plan_table, show
 from hetpipe.simulation.prediction import evaluator, predict
 from partition.plan import Plan
@@ -90,13 +91,13 @@ def plan_command(
         extra |= plan_expenses(plan, cluster) if objective.given else {}
         extra |= {"memory": memory_json(prediction.plan, profile, cluster)} if mostly_frozen(profile) else {}
         print_json({**plan_data(prediction.plan), **extra})
-        note(estimates_of(profile, cluster))
+        note([*estimates_of(profile, cluster), *shared_sentences(prediction)])
         return
     forced = options.forces_plan
     show_plan(prediction.plan, outcomes, profile, cluster, details=verbose, forced=forced)
     if mostly_frozen(profile):
         show([memory_table(prediction.plan, profile, cluster)])
-    show([*sentences, *choice_sentences(prediction.choice, schedule)])
+    show([*sentences, *choice_sentences(prediction.choice, schedule), *shared_sentences(prediction)])
     sys.stdout.write(text)
 
 

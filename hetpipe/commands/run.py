@@ -53,6 +53,7 @@ from hetpipe.commands.training import (
 from hetpipe.models.rank_modules import modules_ahead
 from hetpipe.program.verification import verify
 from hetpipe.reporting.run_tables import run_report_tables
+from hetpipe.reporting.shared_sentences import shared_sentences
 from hetpipe.reporting.tables import estimate_sentences, show
 from hetpipe.runs.settings import Settings, TaskSettings, check_lengths
 from hetpipe.runtime.processes import under_torchrun
@@ -135,22 +136,23 @@ def run_command(
         batch = start.batch if batch is None else batch
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent, file=file)
         estimates = _verified(prediction, profile, request.cluster, start)
+        shared = shared_sentences(prediction, hosts=others is not None)
         if not silent:
             forced = options.forces_plan
             show_plan(prediction.plan, outcomes, profile, request.cluster, details=verbose, forced=forced)
-            show(choice_sentences(prediction.choice, start.settings.schedule))
+            show([*choice_sentences(prediction.choice, start.settings.schedule), *shared])
         if dry_run:
             result, tables = _planned(prediction, profile, start.settings), EMPTY
         else:
             replan = None if given.plan_file is not None else _replan(profile, request, start, batch=batch)
             adapt = _adapt(profile, request, start, batch=batch) if training.adapt else None
             result, tables = _train(
-                start, cluster_file, profile, prediction, estimates,
+                start, cluster_file, profile, prediction, [*estimates, *shared],
                 replan=replan, adapt=adapt, hosts=others, quiet=silent,
             )  # fmt: skip
     if json:
         print_json({**result, **choice_json(prediction.choice)})
-        note(estimates)
+        note([*estimates, *shared])
     else:
         show(tables)
 

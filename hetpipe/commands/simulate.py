@@ -32,10 +32,12 @@ from hetpipe.program.costs import check_memory
 from hetpipe.program.trace import chrome_trace
 from hetpipe.reporting.critical_path import Share, critical_path, shares
 from hetpipe.reporting.idle_time import DeviceTime, device_times
+from hetpipe.reporting.shared_sentences import shared_sentences
 from hetpipe.reporting.speed_breakdown import speed_sentence, speed_shares
 from hetpipe.reporting.sums_table import summed_gradients, sums_table
 from hetpipe.reporting.tables import path_sentence, plan_sentences, plan_table, show, waiting_table
 from hetpipe.runs.run_folder import PREDICTED
+from hetpipe.simulation.shared_network import shared_step_s
 from partition.plan import Figures
 from partition.plan_file import read_plan
 
@@ -83,12 +85,15 @@ def simulate_command(
     if json:
         data = _figures_json(prediction.figures, causes, times)
         sums = [each.to_json() for each in summed_gradients(prediction.costs)]
-        print_json({**data, "speed": speed, "sums": sums, **choice_json(prediction.choice)})
+        shared_s = shared_step_s(prediction.costs)
+        data |= {"shared_step_s": shared_s, "speed": speed, "sums": sums}
+        print_json({**data, **choice_json(prediction.choice)})
         note(estimates_of(profile, cluster))
         return
     show(plan_sentences(prediction.plan, profile, cluster, details=verbose))
     show([plan_table(prediction.plan, profile, cluster)])
-    show([*choice_sentences(prediction.choice, schedule), speed_sentence(speed)])
+    sentences = choice_sentences(prediction.choice, schedule)
+    show([*sentences, speed_sentence(speed), *shared_sentences(prediction)])
     show([*sums_table(prediction.costs, profile), path_sentence(causes), waiting_table(times)])
 
 

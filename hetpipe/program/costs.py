@@ -171,9 +171,10 @@ class ProgramCosts:
 
     def sync_bytes(self, bucket: int) -> float:
         """Return the bytes that each owner of a bucket gives to its sum, as they travel."""
-        return self.program.plan.gradient_share * self._parameter_bytes(bucket)
+        return self.program.plan.gradient_share * self.parameter_bytes(bucket)
 
-    def _parameter_bytes(self, bucket: int) -> float:
+    def parameter_bytes(self, bucket: int) -> float:
+        """Return the bytes of a bucket's parameters, as they are broadcast."""
         return self.program.buckets[bucket].num_bytes(self._profile)
 
     def send_due(self, free_at: FreeAt, send: Transfer, ready_s: float) -> float:
@@ -207,7 +208,7 @@ class ProgramCosts:
         entry = self.program.buckets[bucket]
         assert entry.state_owner is not None
         ready, root = self._by_name(entry.ranks, ready_s), self.device_names[entry.state_owner]
-        due = broadcast_due(free_at, self.network, self._parameter_bytes(bucket), ready, root)
+        due = broadcast_due(free_at, self.network, self.parameter_bytes(bucket), ready, root)
         return {rank: due[self.device_names[rank]] for rank in entry.ranks}
 
     def round_due(self, free_at: FreeAt, entry: Round, ready_s: Mapping[int, float]) -> dict[int, float]:
@@ -218,7 +219,7 @@ class ProgramCosts:
         if isinstance(entry, Gather) and self.program.plan.fetches_apart:
             bucket = self.program.buckets[entry.bucket]
             assert bucket.state_owner is not None
-            owner, num_bytes = self.device_names[bucket.state_owner], self._parameter_bytes(entry.bucket)
+            owner, num_bytes = self.device_names[bucket.state_owner], self.parameter_bytes(entry.bucket)
             return {
                 rank: reserve(free_at, self.network.route(owner, self.device_names[rank]), at_s, num_bytes)
                 + taken_s(self._fetches, self._cluster, self.device_names[rank], num_bytes)

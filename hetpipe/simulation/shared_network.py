@@ -1,0 +1,358 @@
+"""How long a step takes where messages share the network, and computations are not all as long as measured.
+
+By the rules of `simulator` messages take turns (R2 and R5 of docs/clock.md), so that those of several
+pipelines may fit into each other's gaps, always in the same way. Connections of a real network share it, and
+no two steps are alike: the more of their time cards are in use, the longer messages wait. This is a second
+clock for that. It decides nothing; it says how far a prediction depends on messages that do not meet.
+"""
+
+import heapq
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+from cost_model.collectives import (
+    Collective,
+    node_broadcast,
+    node_reduce,
+    tree_all_reduce,
+    tree_broadcast,
+    tree_reduce,
+)
+from cost_model.network import idle
+from cost_model.sum_times import ring_holds_s
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import (
+    Broadcast,
+    Compute,
+    Direction,
+    Instruction,
+    Message,
+    Norm,
+    Step,
+    Sync,
+    Transfer,
+    incoming,
+)
+from hetpipe.simulation.simulator import inner_starts_s
+
+VARIED = 0.02
+"""The share of its seconds by which a computation may be longer or shorter than measured."""
+UNEVEN = 2.0
+"""How many times as much as another one a connection may get where both share something."""
+STEPS = 3
+"""Steps that are run, each with other draws of these; the one in the middle counts."""
+
+
+def shared_step_s(costs: ProgramCosts, *, varied: float = VARIED, uneven: float = UNEVEN) -> float | None:
+    """Return the seconds of a step where messages share the network; None of plans that go layer by layer.
+
+    Messages and sums of gradients that are under way get shares of what their routes have in common, max-min
+    fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2) by weights between 1 and `uneven`; those
+    from one device to another one come one after the other. Computations take up to `varied` of their seconds
+    more or less. The same program has the same answer: the median of `STEPS` steps.
+    """
+    if costs.program.plan.sharding.by_layer:
+        return None
+    exact = varied == 0 and uneven == 1
+    draws = [random.Random(number) for number in range(1 if exact else STEPS)]
+    return statistics.median(_SharedStep(costs, draw, varied, uneven).run() for draw in draws)
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """A message, or a sum: how much of it is left, and is done in a second.
+
+    then: what happens at its end. alone_s: its seconds on an idle network. held_s: for how many of these each
+    resource is in use. version: of its rate, so that ends that no longer hold are known.
+    """
+
+    then: Callable[[], None]
+    alone_s: float
+    held_s: Mapping[int, float]
+    weight: float
+    left: float = 1.0
+    rate: float = 0.0
+    since_s: float = 0.0
+    version: int = 0
+
+
+@dataclass(slots=True)
+class _SharedNetwork:
+    """Owns the flows under way.
+
+    users: by resource, in the order in which they began. ends: a heap of (seconds, number, version, flow).
+    """
+
+    users: dict[int, dict[_Flow, None]] = field(default_factory=dict)
+    ends: list[tuple[float, int, int, _Flow]] = field(default_factory=list)
+    count: int = 0
+
+    def start(self, flow: _Flow, now_s: float) -> None:
+        """Begin a flow."""
+        flow.since_s = now_s
+        for resource in flow.held_s:
+            self.users.setdefault(resource, {})[flow] = None
+        self._share([flow], now_s)
+
+    def next_end_s(self) -> float:
+        """Return when the next flow ends, if none begins before; inf if there is none."""
+        while self.ends and self.ends[0][2] != self.ends[0][3].version:
+            heapq.heappop(self.ends)
+        return self.ends[0][0] if self.ends else float("inf")
+
+    def end_next(self) -> _Flow:
+        """End the flow that `next_end_s` speaks of."""
+        now_s, _, _, flow = heapq.heappop(self.ends)
+        for resource in flow.held_s:
+            del self.users[resource][flow]
+        self._share([other for resource in flow.held_s for other in self.users[resource]], now_s)
+        return flow
+
+    def _share(self, flows: Iterable[_Flow], now_s: float) -> None:
+        """Give rates to these flows, and to all that share something with them, or with those that do."""
+        found = dict.fromkeys(flows)
+        waiting = deque(found)
+        resources: dict[int, None] = {}
+        while waiting:
+            for resource in waiting.popleft().held_s:
+                if resource not in resources:
+                    resources[resource] = None
+                    fresh = [other for other in self.users[resource] if other not in found]
+                    found.update(dict.fromkeys(fresh))
+                    waiting.extend(fresh)
+        for flow, rate in _fair_rates(found, {key: list(self.users[key]) for key in resources}).items():
+            if rate != flow.rate:
+                flow.left -= flow.rate * (now_s - flow.since_s)
+                flow.since_s, flow.rate, flow.version = now_s, rate, flow.version + 1
+                self.count += 1
+                end_s = now_s + max(flow.left, 0.0) / rate
+                heapq.heappush(self.ends, (end_s, self.count, flow.version, flow))
+
+
+def _fair_rates(flows: Iterable[_Flow], users: Mapping[int, Sequence[_Flow]]) -> dict[_Flow, float]:
+    """Return the rates of flows, each of which is what some resource of it has for it, or all that it can.
+
+    The least that a resource has for each of its flows is given out first, and so on.
+    """
+    rates: dict[_Flow, float] = {}
+    free = dict.fromkeys(users, 1.0)
+    left = dict.fromkeys(flows)
+    shared = {key: members for key, members in users.items() if len(members) > 1}
+    while left:
+        least, tight = float("inf"), None
+        for resource, members in shared.items():
+            load = sum(flow.weight * flow.held_s[resource] / flow.alone_s for flow in members if flow in left)
+            if load > 0 and free[resource] / load < least:
+                least, tight = free[resource] / load, resource
+        slow = {flow: min(least * flow.weight, 1.0) for flow in left}
+        given = [flow for flow, rate in slow.items() if rate == 1.0]
+        if not given:
+            assert tight is not None
+            given = [flow for flow in shared[tight] if flow in left]
+        for flow in given:
+            rates[flow] = slow[flow] / flow.alone_s
+            del left[flow]
+            for resource, seconds in flow.held_s.items():
+                free[resource] = max(free[resource] - rates[flow] * seconds, 0.0)
+    return rates
+
+
+@dataclass(slots=True)
+class _SharedStep:
+    """Owns the clock of one step. A rank goes on until it computes, or waits for a key of `parked`.
+
+    events: (seconds, number, what to do then). sending: what waits for the connection of two devices (names).
+    joined: ranks that are ready for a sum, or for new parameters. over: sums that are made. norm_ready: when
+    each rank was. inner: by rank and the place of a SYNC inside a backward, how long before its end.
+    """
+
+    costs: ProgramCosts
+    draw: random.Random
+    varied: float
+    uneven: float
+    now_s: float = 0.0
+    network: _SharedNetwork = field(default_factory=_SharedNetwork)
+    position: list[int] = field(init=False)
+    inner: list[dict[int, float]] = field(init=False)
+    syncs: list[list[Sync]] = field(init=False)
+    events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    sending: dict[tuple[str, str], deque[Transfer]] = field(default_factory=dict)
+    arrived: set[Message] = field(default_factory=set)
+    joined: dict[Sync | Broadcast, set[int]] = field(default_factory=dict)
+    over: set[Sync | Broadcast] = field(default_factory=set)
+    norm_ready: dict[int, float] = field(default_factory=dict)
+    parked: dict[object, list[int]] = field(default_factory=dict)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        ranks = range(len(self.costs.program.ranks))
+        self.position = [0 for _ in ranks]
+        self.inner = [inner_starts_s(self.costs, rank) for rank in ranks]
+        self.syncs = [
+            [entry for entry in self.costs.program.ranks[rank] if isinstance(entry, Sync)] for rank in ranks
+        ]
+
+    def run(self) -> float:
+        """Return the seconds until all is over."""
+        for rank in range(len(self.position)):
+            self._go_on(rank)
+        while self.events or self.network.next_end_s() < math.inf:
+            end_s = self.network.next_end_s()
+            if self.events and self.events[0][0] <= end_s:
+                self.now_s, _, happen = heapq.heappop(self.events)
+            else:
+                self.now_s, happen = end_s, self.network.end_next().then
+            happen()
+        ends = [at == len(rank) for at, rank in zip(self.position, self.costs.program.ranks, strict=True)]
+        assert all(ends), "a program that the simulator runs does not deadlock"
+        return self.now_s
+
+    def _at(self, seconds: float, happen: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (seconds, self.count, happen))
+
+    def _start(self, alone_s: float, held_s: Mapping[int, float], then: Callable[[], None]) -> None:
+        if alone_s <= 0:
+            self._at(self.now_s, then)
+            return
+        weight = self.draw.uniform(1.0, self.uneven)
+        self.network.start(_Flow(then, alone_s, held_s, weight), self.now_s)
+
+    def _go_on(self, rank: int) -> None:
+        """Let a rank do what it comes to now."""
+        instructions = self.costs.program.ranks[rank]
+        while self.position[rank] < len(instructions):
+            place = self.position[rank]
+            instruction = instructions[place]
+            waits_for = self._waits_for(rank, instruction)
+            if waits_for is not None:
+                self.parked.setdefault(waits_for, []).append(rank)
+                return
+            self.position[rank] += 1
+            match instruction:
+                case Compute():
+                    self._compute(rank, instruction, place)
+                    return
+                case Norm():
+                    self._norm(rank)
+                    return
+                case Step():  # R9
+                    self._at(self.now_s + self.costs.step_s(rank), partial(self._go_on, rank))
+                    return
+                case Transfer():
+                    if instruction.direction is Direction.SEND:
+                        self._send(instruction)
+                case Sync() | Broadcast():
+                    if place not in self.inner[rank]:
+                        self._join(rank, instruction)
+
+    def _waits_for(self, rank: int, instruction: Instruction) -> object | None:
+        """Return the message or the sum that a rank must wait for; None where it may go on."""
+        if isinstance(instruction, Compute):
+            message = incoming(instruction, self.costs.stages[instruction.pipeline])
+            if message is None or (message[1], message[2]) in self.costs.program.local_boundaries:
+                return None
+            return None if message in self.arrived else message
+        if isinstance(instruction, Norm):
+            return next((sync for sync in self.syncs[rank] if sync not in self.over), None)
+        return None
+
+    def _done(self, key: object) -> None:
+        for rank in self.parked.pop(key, ()):
+            self._go_on(rank)
+
+    def _compute(self, rank: int, compute: Compute, place: int) -> None:
+        varied = 1 + self.draw.uniform(-self.varied, self.varied)
+        end_s = self.now_s + varied * self.costs.compute_s(rank, compute)
+        instructions = self.costs.program.ranks[rank]
+        while (place := place + 1) in self.inner[rank]:  # R7: the SYNCs inside of it
+            sync = instructions[place]
+            assert isinstance(sync, Sync)
+            ready_s = max(end_s - varied * self.inner[rank][place], self.now_s)
+            self._at(ready_s, partial(self._join, rank, sync))
+        self._at(end_s, partial(self._go_on, rank))
+
+    def _send(self, send: Transfer) -> None:
+        """Queue a message at the connection of its devices."""
+        stages = self.costs.stages[send.pipeline]
+        pair = stages[send.stage].device, stages[send.peer_stage].device
+        waiting = self.sending.setdefault(pair, deque())
+        waiting.append(send)
+        if len(waiting) == 1:
+            self._send_first(pair)
+
+    def _send_first(self, pair: tuple[str, str]) -> None:
+        send = self.sending[pair][0]
+        route = self.costs.route(send)
+        alone_s = route.link.occupancy_s(self.costs.transfer_bytes(send))
+        self._start(alone_s, dict.fromkeys(route.resources, alone_s), partial(self._sent, pair))
+
+    def _sent(self, pair: tuple[str, str]) -> None:
+        waiting = self.sending[pair]
+        send = waiting.popleft()
+        latency_s = self.costs.route(send).link.latency_s
+        self._at(self.now_s + latency_s, partial(self._arrive, send.message))  # R3
+        if waiting:
+            self._send_first(pair)
+
+    def _arrive(self, message: Message) -> None:
+        self.arrived.add(message)
+        self._done(message)
+
+    def _join(self, rank: int, entry: Sync | Broadcast) -> None:
+        """Take a rank that is ready for a sum, or for new parameters; the last one starts it (R7, R10)."""
+        joined = self.joined.setdefault(entry, set())
+        joined.add(rank)
+        if len(joined) == len(self.costs.program.buckets[entry.bucket].ranks):
+            alone_s, held_s = _exchange_s(self.costs, entry)
+            self._start(alone_s, held_s, partial(self._exchanged, entry))
+
+    def _exchanged(self, entry: Sync | Broadcast) -> None:
+        self.over.add(entry)
+        self._done(entry)
+
+    def _norm(self, rank: int) -> None:
+        """Take a rank that is ready for the norm; the last one starts it (R8)."""
+        self.norm_ready[rank] = self.now_s
+        if len(self.norm_ready) == len(self.position):
+            for member, due_s in self.costs.norm_due(idle(), self.norm_ready).items():
+                self._at(due_s, partial(self._go_on, member))
+
+
+def _exchange_s(costs: ProgramCosts, entry: Sync | Broadcast) -> tuple[float, dict[int, float]]:
+    """Return the seconds of a sum or of a broadcast on an idle network, and those that each resource is held.
+
+    As one flow: what its messages take of each resource all together.
+    """
+    bucket, network = costs.program.buckets[entry.bucket], costs.network
+    ready_s = dict.fromkeys(bucket.ranks, 0.0)
+    due = costs.sync_due if isinstance(entry, Sync) else costs.broadcast_due
+    alone_s = max(due(idle(), entry.bucket, ready_s).values())
+    names = [costs.device_names[rank] for rank in bucket.ranks]
+    if bucket.state_owner is not None:
+        root = costs.device_names[bucket.state_owner]
+        names.sort(key=lambda name: name != root)
+    groups, num_bytes, ring = network.by_node(names), costs.sync_bytes(entry.bucket), names[:1]
+    if isinstance(entry, Broadcast):
+        rounds = tree_broadcast(costs.parameter_bytes(entry.bucket), groups)
+    elif bucket.state_owner is not None:
+        rounds = tree_reduce(num_bytes, groups)
+    elif bucket.collective is Collective.TREE:
+        rounds = tree_all_reduce(num_bytes, groups)
+    elif bucket.collective is Collective.HIERARCHICAL:
+        rounds = node_reduce(num_bytes, groups) + node_broadcast(num_bytes, groups)
+        ring = [group[0] for group in groups]
+    else:
+        rounds, ring = [], names
+    held_s = ring_holds_s(network, num_bytes, ring)
+    for source, to, size in chain.from_iterable(rounds):
+        route = network.route(source, to)
+        for resource in route.resources:
+            held_s[resource] = held_s.get(resource, 0.0) + route.link.occupancy_s(size)
+    return alone_s, {resource: min(seconds, alone_s) for resource, seconds in held_s.items()}
