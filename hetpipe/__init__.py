@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from hetpipe.runtime.torchgpipe_backend import to_torchgpipe
     from hetpipe.simulation.prediction import evaluator, predict, simulate_plan
     from hetpipe.simulation.schedule_selection import lower
+    from hetpipe.simulation.shared_choice import least_shared
+    from hetpipe.simulation.shared_network import shared_step_s
     from hetpipe.training.callbacks import Callback
     from hetpipe.training.checkpoint_weights import load_weights
     from hetpipe.training.given_optimizer import AdamW
@@ -59,6 +61,8 @@ _HOMES = {
     "hetpipe.runtime.step_outcome": ("StepOutcome",),
     "hetpipe.runtime.torchgpipe_backend": ("to_torchgpipe",),
     "hetpipe.simulation.schedule_selection": ("lower",),
+    "hetpipe.simulation.shared_choice": ("least_shared",),
+    "hetpipe.simulation.shared_network": ("shared_step_s",),
     "hetpipe.program.instructions": ("Program", "Schedule"),
     "hetpipe.runtime.processes": ("WorkerLostError",),
     "hetpipe.models.huggingface": ("model_spec",),
@@ -91,6 +95,7 @@ __all__ = [  # noqa: RUF022  # in the order in which they are met
     "Plan", "Pipeline", "Stage", "read_plan",
     "Problem", "problem_of", "solve", "compare", "evaluator",
     "Program", "Schedule", "lower", "verify", "predict", "simulate_plan", "Trace",
+    "shared_step_s", "least_shared",
     "ChainModel", "model_spec", "check_split", "TrainingTask",
     "Settings", "RunFolder", "RunReport", "train", "measure",
     "Trainer", "AdamW", "Callback", "own_task", "load_weights", "TransformersTrainer",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,8 @@ from partition.plan import Figures, Plan
 from partition.problem import Evaluate, Problem
 
 Progress = Callable[[str], None]
+Choose = Callable[[Plan, Mapping[Plan, float]], Plan]
+"""What takes a plan: given that of a search, and the seconds of a step of all that it has looked at."""
 COMPARED = (*WELL_KNOWN, AUTO)
 """What is compared where nothing else is asked for."""
 
@@ -51,11 +53,13 @@ def solve(
     *,
     progress: Progress | None = None,
     proof_s: float | None = None,
+    choose: Choose | None = None,
 ) -> Plan:
     """Return the plan of a strategy, with predicted figures, bounds, and the hashes of profile and cluster.
 
     evaluate: the simulator, which chooses among candidates. progress is told what is being done.
     proof_s: seconds for the pipeline bound, 0 for the fractional one alone; None for what suits the devices.
+    choose: what takes another plan of those that `auto` has looked at.
 
     Raises: InputError for an unknown strategy; InfeasibleError, with the missing bytes, if nothing fits.
     """
@@ -63,7 +67,7 @@ def solve(
     tell = progress or _silent
     tell(f"planning {strategy}")
     search = PipelineSearch(problem)
-    plan = _plan(strategy, problem, evaluate, search)
+    plan = _plan(strategy, problem, evaluate, search, choose=choose)
     tell("proving a bound")
     figures = evaluate(plan)
     return with_figures(plan, problem, figures, bound_of(plan, search, figures.step_s, proof_s))
@@ -76,8 +80,11 @@ def compare(
     *,
     progress: Progress | None = None,
     proof_s: float | None = None,
+    choose: Choose | None = None,
 ) -> tuple[Outcome, ...]:
     """Return the outcomes of strategies, in their order; those that most know, and `auto`.
+
+    choose: as for `solve`.
 
     Raises: InputError for an unknown strategy.
     """
@@ -88,7 +95,7 @@ def compare(
         check_strategy(name)
         tell(f"planning {name}")
         try:
-            plans[name] = _plan(name, problem, evaluate, search)
+            plans[name] = _plan(name, problem, evaluate, search, choose=choose)
         except (InfeasibleError, TooManyDevicesError) as error:
             plans[name] = error.with_traceback(None)
     if not any(isinstance(plan, Plan) for plan in plans.values()):
@@ -141,11 +148,33 @@ def check_strategy(name: str) -> None:
         raise InputError(f"unknown strategy {name!r}; {did_you_mean(name, STRATEGIES)}")
 
 
-def _plan(strategy: str, problem: Problem, evaluate: Evaluate, search: PipelineSearch) -> Plan:
+def _plan(
+    strategy: str,
+    problem: Problem,
+    evaluate: Evaluate,
+    search: PipelineSearch,
+    *,
+    choose: Choose | None,
+) -> Plan:
     with _collector_paused():
-        if strategy == AUTO:
+        if strategy != AUTO:
+            return STRATEGIES[strategy](problem, evaluate)
+        if choose is None:
             return auto(problem, evaluate, search=search)
-        return STRATEGIES[strategy](problem, evaluate)
+        seen: dict[Plan, float] = {}
+
+        def noting(plan: Plan) -> Figures:
+            figures = evaluate(plan)
+            seen[plan] = figures.step_s
+            return figures
+
+        plan = auto(problem, noting, search=search)
+    alike = {
+        other: step_s
+        for other, step_s in seen.items()
+        if (other.zero, other.offloads) == (plan.zero, plan.offloads) and problem.forced.allows(other)
+    }
+    return dataclasses.replace(choose(plan, alike), strategy=plan.strategy)
 
 
 @contextmanager

@@ -157,7 +157,10 @@ def _compared(
 
     evaluate = evaluator(problem.profile, problem.cluster)
     with status("planning", quiet=quiet) as tell:
-        outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=request.proof_s)
+        outcomes = compare(
+            problem, evaluate, strategies,
+            progress=tell, proof_s=request.proof_s, choose=request.choose(problem.profile),
+        )  # fmt: skip
     if all(outcome.plan is None for outcome in outcomes):
         reason = next(outcome.reason for outcome in outcomes if outcome.strategy == AUTO)
         raise InfeasibleError(f"no strategy fits; {AUTO}: {reason}")

@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
@@ -27,6 +27,9 @@ from hetpipe.runs.optimizers import OptimizerKind, check_options, num_states
 from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings
 from partition.problem import Problem, problem_of
+
+if TYPE_CHECKING:
+    from partition.solver import Choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,14 @@ class PlanRequest:
         )  # fmt: skip
         return _forced_problem(problem, self.strategy, self.options)
 
+    def choose(self, profile: ModelProfile) -> "Choose | None":
+        """Return what takes another plan of those that a search has looked at, if that is asked for."""
+        if not self.options.shared_network:
+            return None
+        from hetpipe.simulation.shared_choice import least_shared
+
+        return least_shared(profile, self.usable)
+
 
 def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:
     """Read the devices, and check the rest before anything slow is done for a typing mistake.
@@ -103,6 +114,8 @@ def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> Pla
     check_gradient_dtype(options.gradient_dtype or FLOAT32)
     if options.thorough and strategy != "auto":
         raise InputError(f"--thorough is for --strategy auto; {strategy!r} searches for nothing")
+    if options.shared_network and strategy != "auto":
+        raise InputError(f"--shared-network is for --strategy auto; {strategy!r} has one plan")
     proof_s = _proof_seconds(options)
     cluster = read_cluster(cluster_file)
     usable = remaining(cluster, options.exclude)

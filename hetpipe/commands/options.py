@@ -236,6 +236,14 @@ class PlanOptions(ProfileOptions):
         bool,
         typer.Option("--thorough", help="Search several times as long: on slow networks plans are better."),
     ] = False
+    shared_network: Annotated[
+        bool,
+        typer.Option(
+            "--shared-network",
+            help="Of plans that are nearly as good, take the one that suffers least where connections share "
+            "network cards.",
+        ),
+    ] = False
     no_proof: Annotated[
         bool, typer.Option("--no-proof", help="Spend no time on a tighter bound; the plan is the same.")
     ] = False

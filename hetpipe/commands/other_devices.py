@@ -61,6 +61,8 @@ def check_what_if(
         raise InputError("--measure runs the strategies; leave out --what-if and --pareto")
     if strategies and (options.pareto or options.what_if):
         raise InputError(f"--what-if and --pareto are planned for by {AUTO} alone; leave out --strategy")
+    if request.options.shared_network and (options.pareto or options.what_if):
+        raise InputError("--what-if and --pareto compare steps by turns; leave out --shared-network")
     if options.plot_file is not None and not (options.pareto or options.what_if or measure):
         raise InputError("--plot draws what --what-if, --pareto or --measure finds; give one of them too")
     if options.plot_file is not None:
@@ -269,6 +271,10 @@ def check_objective(request: PlanRequest, options: ObjectiveOptions) -> None:
         raise InputError(
             f"--objective, --deadline and --budget-per-hour are for --strategy auto; {request.strategy!r} "
             "decides all by itself"
+        )
+    if request.options.shared_network:
+        raise InputError(
+            "--objective, --deadline and --budget-per-hour go by steps by turns; leave out --shared-network"
         )
     from partition.explanation.device_sets import check_choice
     from partition.explanation.pareto import check_known

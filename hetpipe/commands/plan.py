@@ -47,7 +47,7 @@ from partition.plan_file import plan_data, plan_text
 from partition.problem import Problem
 
 if TYPE_CHECKING:
-    from partition.solver import Outcome
+    from partition.solver import Choose, Outcome
 
 PLAN_FILE = "hetpipe.plan"
 NO_OUTCOMES: "tuple[Outcome, ...]" = ()
@@ -111,40 +111,61 @@ def _planned(
     if objective.given:
         plan, sentences = chosen_plan(problem, request.cluster, objective, quiet=alone)
         return plan, NO_OUTCOMES, sentences
-    strategy, proof_s = request.strategy, request.proof_s
-    return *new_plan(problem, request.cluster, strategy, proof_s=proof_s, alone=alone), ()
+    found = new_plan(
+        problem, request.cluster, request.strategy,
+        proof_s=request.proof_s, alone=alone, choose=request.choose(problem.profile),
+    )  # fmt: skip
+    return *found, ()
 
 
 def new_plan(
-    problem: Problem, cluster: Cluster, strategy: str, *, proof_s: float | None, alone: bool
+    problem: Problem,
+    cluster: Cluster,
+    strategy: str,
+    *,
+    proof_s: float | None,
+    alone: bool,
+    choose: "Choose | None" = None,
 ) -> tuple[Plan, "tuple[Outcome, ...]"]:
     """Return the plan of a strategy for the cluster, and unless it is wanted alone the outcomes of all.
 
-    cluster: whole, also where the problem is on a part of it.
+    cluster: whole, also where the problem is on a part of it. proof_s, choose: as for
+    `partition.solver.solve`.
 
     Raises: InfeasibleError if the strategy has no plan.
     """
     if alone:
-        plan, outcomes = solve_problem(problem, strategy, proof_s=proof_s), NO_OUTCOMES
+        plan = solve_problem(problem, strategy, proof_s=proof_s, choose=choose)
+        outcomes = NO_OUTCOMES
     else:
-        plan, outcomes = plan_and_compare(problem, strategy, proof_s=proof_s)
+        plan, outcomes = plan_and_compare(problem, strategy, proof_s=proof_s, choose=choose)
     return dataclasses.replace(plan, cluster_sha256=cluster.sha256), outcomes
 
 
-def solve_problem(problem: Problem, strategy: str, *, proof_s: float | None = None) -> Plan:
-    """Return the plan of one strategy, with its figures; proof_s: as for `partition.solver.solve`.
+def solve_problem(
+    problem: Problem, strategy: str, *, proof_s: float | None = None, choose: "Choose | None" = None
+) -> Plan:
+    """Return the plan of one strategy, with its figures; proof_s, choose: as for `partition.solver.solve`.
 
     Raises: InfeasibleError if nothing fits.
     """
     from partition.solver import solve
 
-    return solve(problem, evaluator(problem.profile, problem.cluster), strategy, proof_s=proof_s)
+    evaluate = evaluator(problem.profile, problem.cluster)
+    return solve(problem, evaluate, strategy, proof_s=proof_s, choose=choose)
 
 
 def plan_and_compare(
-    problem: Problem, strategy: str, *, proof_s: float | None = None, quiet: bool = False
+    problem: Problem,
+    strategy: str,
+    *,
+    proof_s: float | None = None,
+    choose: "Choose | None" = None,
+    quiet: bool = False,
 ) -> tuple[Plan, "tuple[Outcome, ...]"]:
     """Return the plan of a strategy, and the outcomes of it and of those that most know.
+
+    proof_s, choose: as for `partition.solver.solve`.
 
     Raises: InfeasibleError if the strategy has no plan.
     """
@@ -154,7 +175,7 @@ def plan_and_compare(
     with status("planning", quiet=quiet) as tell:
         evaluate = evaluator(problem.profile, problem.cluster)
         strategies = dict.fromkeys([*WELL_KNOWN, strategy, AUTO])
-        outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=proof_s)
+        outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=proof_s, choose=choose)
     plan = next((outcome.plan for outcome in outcomes if outcome.strategy == strategy), None)
     return plan or solve_problem(problem, strategy, proof_s=proof_s), outcomes
 

@@ -190,9 +190,10 @@ def _given_plan(
         raise InputError(f"--plan decides everything; leave out --strategy {strategy}")
     if options.microbatch_size is not None:
         raise InputError(f"--plan decides everything; leave out --microbatch-size {options.microbatch_size}")
-    if options.forces_plan or options.exclude or options.thorough:
+    if options.forces_plan or options.exclude or options.thorough or options.shared_network:
         raise InputError(
-            "--plan decides everything; leave out --pin, --exclude, --pipelines, --max-devices and --thorough"
+            "--plan decides everything; leave out --pin, --exclude, --pipelines, --max-devices, --thorough "
+            "and --shared-network"
         )
     if given.global_batch_size not in (None, plan.global_batch_size):
         raise InputError(
@@ -247,8 +248,9 @@ def _predict(
         return predict_given(plan, profile, request.cluster, start.settings.schedule, file), NO_OUTCOMES
     problem = request.problem(profile, 16 if batch is None else batch, gradient_dtype=start.gradient_dtype)
     plan, outcomes = new_plan(
-        problem, request.cluster, request.strategy, proof_s=request.proof_s, alone=alone
-    )
+        problem, request.cluster, request.strategy,
+        proof_s=request.proof_s, alone=alone, choose=request.choose(profile),
+    )  # fmt: skip
     return predict(plan, profile, request.cluster, start.settings.schedule), outcomes
 
 

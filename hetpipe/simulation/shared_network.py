@@ -49,18 +49,20 @@ STEPS = 3
 """Steps that are run, each with other draws of these; the one in the middle counts."""
 
 
-def shared_step_s(costs: ProgramCosts, *, varied: float = VARIED, uneven: float = UNEVEN) -> float | None:
+def shared_step_s(
+    costs: ProgramCosts, *, varied: float = VARIED, uneven: float = UNEVEN, steps: int = STEPS
+) -> float | None:
     """Return the seconds of a step where messages share the network; None of plans that go layer by layer.
 
     Messages and sums of gradients that are under way get shares of what their routes have in common, max-min
     fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2) by weights between 1 and `uneven`; those
     from one device to another one come one after the other. Computations take up to `varied` of their seconds
-    more or less. The same program has the same answer: the median of `STEPS` steps.
+    more or less. The same program has the same answer: the median of so many steps.
     """
     if costs.program.plan.sharding.by_layer:
         return None
     exact = varied == 0 and uneven == 1
-    draws = [random.Random(number) for number in range(1 if exact else STEPS)]
+    draws = [random.Random(number) for number in range(1 if exact else steps)]
     return statistics.median(_SharedStep(costs, draw, varied, uneven).run() for draw in draws)
 
 

@@ -127,6 +127,43 @@ def equal_stages(
     return profile, Cluster("equal", link, (Node("n", devices),))
 
 
+MEETING_TOML = """
+reserve = "0 B"
+driver_memory = "0 B"
+[network]
+bandwidth = "320 bit/s"
+latency = "0 s"
+[[nodes]]
+name = "a"
+devices = [{ kind = "one", memory = "1 MB", count = 3 }]
+[[nodes]]
+name = "b"
+devices = [{ kind = "one", memory = "1 MB", count = 3 }]
+"""
+"""The cluster of three `meeting_chains`."""
+
+
+def meeting_chains(count: int) -> tuple[Plan, ModelProfile, Cluster]:
+    """Pipelines of one microbatch over two nodes: layers of 1 s and 2 s, messages of 1 s on both cards."""
+    times = LayerTimes((1.0,), (2.0,))
+    profile = ModelProfile(
+        model="made-up",
+        sequence_length=1,
+        dtype="float32",
+        layers=(LayerProfile("first", 0.0, 40.0, 0.0), LayerProfile("last", 0.0, 0.0, 0.0)),
+        kinds={"one": KindProfile("measured", (1,), (times, times))},
+    )
+    nodes = tuple(
+        Node(name, tuple(Device(f"{name}/{index}", name, "one", 1e6) for index in range(count)))
+        for name in "ab"
+    )
+    pipelines = tuple(
+        Pipeline(1, 1, (Stage((f"a/{index}",), (0, 1), 1), Stage((f"b/{index}",), (1, 2), 1)))
+        for index in range(count)
+    )
+    return Plan("manual", "made-up", count, pipelines), profile, Cluster("two", Link(0.0, 40.0), nodes)
+
+
 def equal_plan(in_flight: Sequence[int], num_microbatches: int) -> Plan:
     """The plan of `equal_stages` with one layer a device."""
     stages = [(f"n/{index}", index, index + 1, flight) for index, flight in enumerate(in_flight)]

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from cost_model.cluster_file import read_cluster
-from partition.plan_file import read_plan
+from cost_model.profile import profile_text
+from cost_model.units import format_seconds
+from partition.plan_file import plan_text, read_plan
 from planned_once import each_plan_once
 from shell import Shell
 from small_case import CLUSTER_TOML as CLUSTER
+from small_case import MEETING_TOML, meeting_chains
 
 ESTIMATES = "estimated, not measured: slow; not to be trusted: slow (not in the catalogue)"
 
@@ -114,6 +117,44 @@ def test_a_thorough_search_is_for_auto_alone_and_no_plan_is_worse(hetpipe: Shell
     refused = hetpipe(f"plan {files} --thorough --strategy single")
     assert refused.code == 2
     assert refused.err == "error: --thorough is for --strategy auto; 'single' searches for nothing\n"
+
+
+def test_plans_for_a_shared_network_are_for_auto_alone_and_no_worse_there(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    batch = "--global-batch-size 4 --no-proof"
+    steps = []
+    for option in ("", "--shared-network"):
+        assert hetpipe(f"plan {files} {batch} {option} -o new.json").code == 0
+        steps.append(hetpipe(f"simulate new.json {files} --json").json["shared_step_s"])
+    assert 0 < steps[1] <= steps[0]
+    objective = "--objective, --deadline and --budget-per-hour go by steps by turns"
+    for command, reason in (
+        ("plan --strategy single", "--shared-network is for --strategy auto; 'single' has one plan"),
+        ("plan --deadline 5s", f"{objective}; leave out --shared-network"),
+        ("compare --pareto", "--what-if and --pareto compare steps by turns; leave out --shared-network"),
+    ):
+        refused = hetpipe(f"{command} {files} {batch} --shared-network")
+        assert (refused.code, refused.err) == (2, f"error: {reason}\n")
+
+
+def test_a_step_whose_messages_meet_is_said_to_be_longer(hetpipe: Shell):
+    plan, profile, _ = meeting_chains(3)
+    for name, text in (
+        ("meeting.json", plan_text(plan)),
+        ("meeting_profile.json", profile_text(profile)),
+        ("meeting.toml", MEETING_TOML),
+    ):
+        hetpipe.write(name, text)
+    files = "--profile meeting_profile.json --cluster meeting.toml"
+    found = hetpipe(f"simulate meeting.json {files} --json").json
+    longer = found["shared_step_s"] / found["step_s"] - 1
+    assert longer > 0.1
+    said = f"a step takes about {format_seconds(found['shared_step_s'])}, {longer:.0%} longer"
+    text = " ".join(hetpipe(f"simulate meeting.json {files}").out.split())
+    assert "messages meet: where connections share network cards, as TCP's do, " + said in text
+    alone = hetpipe("simulate plan.json --profile profile.json --cluster cluster.toml")
+    assert alone.code == 0
+    assert "messages meet" not in alone.out
 
 
 def test_what_is_excluded_is_left_out(hetpipe: Shell):

@@ -123,7 +123,7 @@ def test_every_option_of_run_may_stand_in_a_run_file(hetpipe: Shell):
 NOT_IN_JOB = {
     "profile.json": "dtype sequence_length loss_chunks compile profile_budget remeasure",
     "plan.json": "strategy global_batch_size tokens_per_step microbatch_size gradient_dtype pin exclude "
-    "pipelines max_devices thorough no_proof proof_seconds",
+    "pipelines max_devices thorough shared_network no_proof proof_seconds",
     "its [lora] table": "lora adapter load_in",
     "nowhere: it begins anew, under this plan": "resume override adapt dry_run run_folder",
     "nowhere: it is of one host": "rendezvous node token_file trust_network hosts ssh_config print_launch "

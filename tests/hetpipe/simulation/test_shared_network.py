@@ -7,17 +7,13 @@ from dataclasses import replace
 import pytest
 
 from clock_cases import Case, cases, enough
-from cost_model.cluster import Cluster, Device, Link, Node
-from cost_model.layer_profile import LayerProfile, LayerTimes
-from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Direction, Sync, Transfer
 from hetpipe.simulation.prediction import predict
 from hetpipe.simulation.shared_network import VARIED, _exchange_s, _fair_rates, _Flow, shared_step_s
 from hetpipe.simulation.simulator import simulate
 from partition.bounds.best_bound import fractional_bound_s
-from partition.plan import Pipeline, Plan, Stage
-from small_case import whole_model_on_two_nodes_of_two
+from small_case import meeting_chains, whole_model_on_two_nodes_of_two
 
 SEEDS = range(150)
 SLACK = 1 + 1e-9  # rounding
@@ -51,23 +47,7 @@ def test_shares_go_by_weight_and_none_is_faster_than_alone():
 
 
 def chains(count: int) -> ProgramCosts:
-    """Pipelines of one microbatch over two nodes: layers of 1 s and 2 s, messages of 1 s on both cards."""
-    times = LayerTimes((1.0,), (2.0,))
-    profile = ModelProfile(
-        model="made-up",
-        sequence_length=1,
-        dtype="float32",
-        layers=(LayerProfile("first", 0.0, 40.0, 0.0), LayerProfile("last", 0.0, 0.0, 0.0)),
-        kinds={"one": KindProfile("measured", (1,), (times, times))},
-    )
-    nodes = tuple(
-        Node(name, tuple(Device(f"{name}/{index}", name, "one", 1e6) for index in range(count)))
-        for name in "ab"
-    )
-    stages = [tuple(Stage((f"{node.name}/{index}",), (at, at + 1), 1) for at, node in enumerate(nodes))
-              for index in range(count)]  # fmt: skip
-    plan = Plan("manual", "made-up", count, tuple(Pipeline(1, 1, each) for each in stages))
-    return predict(plan, profile, Cluster("two", Link(0.0, 40.0), nodes)).costs
+    return predict(*meeting_chains(count)).costs
 
 
 def norm_s(costs: ProgramCosts) -> float:
