@@ -1,0 +1,115 @@
+"""How long is a step where messages of several pipelines meet on real links? See README.md. As root."""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cost_model.cluster_file import read_cluster
+from cost_model.profile import read_profile
+from hetpipe.profiling.profile_cache import processor_name
+from hetpipe.simulation.prediction import predict
+from hetpipe.simulation.shared_network import shared_step_s
+from main import CLUSTER, NODE, ROOT, TOKEN
+from partition.plan import Pipeline, Plan, Stage
+from partition.plan_file import plan_text
+
+MODEL, SEQUENCE_LENGTH, SAMPLES = "bert-tiny", 256, 8  # of a microbatch: messages of 524 kB
+CUTS = ((0, 3), (3, 6), (6, 8))
+NODES, DEVICES, SPEED = "abc", 3, 0.05
+SHAPES = {
+    "all the same way": ("abc", "abc", "abc"),
+    "taking turns": ("abc", "bca", "cab"),
+    "there and back": ("abc", "cba", "abc"),
+}
+"""The nodes of the three stages, of each pipeline."""
+
+
+def main() -> None:
+    options = _options()
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    hosts_of_tests = importlib.import_module("three_hosts")
+    print("| links | pipelines | by turns s | error | shared s | error | measured s |\n" + "|---" * 7 + "|")
+    for rate in options.rates:
+        with hosts_of_tests.three_hosts((rate,) * 3) as hosts, tempfile.TemporaryDirectory() as folder:
+            for host in hosts:
+                host.shape(rate, burst="64kb")
+            for shape, chains in SHAPES.items():
+                report, run = _run(hosts, Path(folder), _plan(chains, options.microbatches), options.steps)
+                measured_s = report["measured_step_s"]
+                prediction = predict(
+                    _plan(chains, options.microbatches),
+                    read_profile(run / "profile.json"),
+                    read_cluster(run / "cluster.toml"),
+                )
+                shared_s = shared_step_s(prediction.costs)
+                cells = [
+                    f"{seconds:.2f} | {100 * (measured_s / seconds - 1):+.1f} %"
+                    for seconds in (prediction.step_s, shared_s)
+                ]
+                print(f"| {rate} | {shape} | {' | '.join(cells)} | {measured_s:.2f} |", flush=True)
+    machine = f"{os.cpu_count()} x {processor_name()}"
+    print(f"\n{machine}; Python {platform.python_version()}, torch {version('torch')}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rates", nargs="+", default=["20mbit", "30mbit", "50mbit"])
+    parser.add_argument("--microbatches", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=4)
+    return parser.parse_args()
+
+
+def _plan(chains: tuple[str, ...], microbatches: int) -> Plan:
+    """Return a pipeline for each chain of nodes, over one device of each."""
+    pipelines = tuple(
+        Pipeline(
+            SAMPLES,
+            SAMPLES * microbatches,
+            tuple(
+                Stage((f"{node}/{number}",), cut, len(CUTS) - stage)
+                for stage, (node, cut) in enumerate(zip(nodes, CUTS, strict=True))
+            ),
+        )
+        for number, nodes in enumerate(chains)
+    )
+    return Plan("by hand", MODEL, SAMPLES * microbatches * len(chains), pipelines)
+
+
+def _run(hosts: Any, folder: Path, plan: Plan, steps: int) -> tuple[dict[str, Any], Path]:
+    """Return the leader's report of a run of the plan over the hosts, and its run folder."""
+    line = (
+        f"run --model {MODEL} --cluster cluster.toml --plan plan.json --token-file token --trust-network "
+        f"--no-save --rendezvous tcp://{hosts[0].address}:29500 --sequence-length {SEQUENCE_LENGTH} "
+        f"--profile-budget 20 --steps {steps} --json"
+    )
+    text = CLUSTER + "".join(
+        NODE.format(name=name, host=host.address, count=DEVICES, speed=SPEED)
+        for name, host in zip(NODES, hosts, strict=True)
+    )
+    started = []
+    for name, host in zip(NODES, hosts, strict=True):
+        own = folder / name
+        own.mkdir(exist_ok=True)
+        (own / "cluster.toml").write_text(text)
+        (own / "plan.json").write_text(plan_text(plan))
+        (own / "token").touch(0o600)
+        (own / "token").write_text(TOKEN)
+        environment = {"XDG_CACHE_HOME": str(own / "cache"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = (sys.executable, "-m", "hetpipe", *line.split(), "--node", name)
+        started.append(host.start(*command, folder=own, environment=environment))
+    ends = [process.communicate() for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError("\n".join(err for _, err in ends))
+    report: dict[str, Any] = json.loads(ends[0][0])
+    return report, folder / NODES[0] / report["run_folder"]
+
+
+if __name__ == "__main__":
+    main()
