@@ -240,8 +240,8 @@ class PlanOptions(ProfileOptions):
         bool,
         typer.Option(
             "--shared-network",
-            help="Of plans that are nearly as good, take the one that suffers least where connections share "
-            "network cards.",
+            help="Plan for connections that share network cards, too: of all plans looked at the one that "
+            "is best either way.",
         ),
     ] = False
     no_proof: Annotated[

@@ -1,4 +1,4 @@
-"""Which of the plans that a search has looked at is fastest where messages share the network."""
+"""Which of the plans that a search has looked at is fast by turns and where messages share the network."""
 
 import math
 from collections.abc import Mapping
@@ -12,8 +12,6 @@ from hetpipe.simulation.shared_network import shared_step_s
 from partition.plan import Plan
 from partition.solver import Choose
 
-NEAR = 0.15
-"""How much longer than the shortest a step by turns may be, as a share of it, to be looked at."""
 WORK = 3_000_000
 """Instructions that are run of all plans together, some half a minute; of more plans it is every few."""
 LAST = 8
@@ -23,10 +21,11 @@ GAIN = 0.001
 
 
 def least_shared(profile: ModelProfile, cluster: Cluster) -> Choose:
-    """Return what takes the plan with the least step where messages share the network.
+    """Return what takes the plan with the least step, be it by turns or where messages share the network.
 
-    Of those within `NEAR` of the least step by turns. The plan of the search where none is shorter by `GAIN`,
-    or where plans go layer by layer. The same plans have the same answer.
+    The longer of both steps counts, so that it is no worse whichever clock is right. It is the plan of the
+    search where none is shorter by `GAIN`, or where plans go layer by layer. The same plans have the same
+    answer.
     """
 
     def shared_s(plan: Plan, **how: int) -> float | None:
@@ -40,22 +39,22 @@ def least_shared(profile: ModelProfile, cluster: Cluster) -> Choose:
         return True
 
     def choose(plan: Plan, candidates: Mapping[Plan, float]) -> Plan:
-        own = predict(plan, profile, cluster).costs
-        own_s = shared_step_s(own)
-        if own_s is None:
+        own = predict(plan, profile, cluster)
+        own_shared_s = shared_step_s(own.costs)
+        if own_shared_s is None:
             return plan
-        limit_s = (1 + NEAR) * min(candidates.values(), default=0.0)
-        near = sorted(
-            (step_s, place) for place, step_s in enumerate(candidates.values()) if step_s <= limit_s
-        )
+        limit_s = (1 - GAIN) * max(own.step_s, own_shared_s)
+        near = sorted((step_s, place) for place, step_s in enumerate(candidates.values()) if step_s < limit_s)
         every = max(1, math.ceil(len(near) * sum(map(len, own.program.ranks)) / WORK))
-        plans, found = list(candidates), list[tuple[float, int]]()
-        for _, place in near[::every]:
-            step_s = shared_s(plans[place], steps=1) if fits(plans[place]) else None
-            if step_s is not None:
-                found.append((step_s, place))
-        last = [(shared_s(plans[place]), place) for _, place in sorted(found)[:LAST]]
-        least_s, place = min(((s, place) for s, place in last if s is not None), default=(own_s, -1))
-        return plans[place] if least_s < (1 - GAIN) * own_s else plan
+        plans, found = list(candidates), list[tuple[float, float, int]]()
+        for step_s, place in near[::every]:
+            longer_s = shared_s(plans[place], steps=1) if fits(plans[place]) else None
+            if longer_s is not None:
+                found.append((max(step_s, longer_s), step_s, place))
+        for _, step_s, place in sorted(found)[:LAST]:
+            longer_s = shared_s(plans[place])
+            if longer_s is not None and max(step_s, longer_s) < limit_s:
+                plan, limit_s = plans[place], max(step_s, longer_s)
+        return plan
 
     return choose

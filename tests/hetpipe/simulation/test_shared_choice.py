@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cost_model.errors import InfeasibleError
 from hetpipe.simulation.prediction import evaluator, predict
-from hetpipe.simulation.shared_choice import NEAR, least_shared
+from hetpipe.simulation.shared_choice import least_shared
 from hetpipe.simulation.shared_network import shared_step_s
 from partition.plan import Plan
 from partition.problem import Forced, Problem
@@ -15,10 +15,12 @@ from small_case import small_cluster, small_plan, small_profile, whole_model_on_
 SEEDS = (1, 2, 3, 4, 5, 8, 12, 18)
 
 
-def shared_s(plan: Plan, problem: Problem) -> float:
-    step_s = shared_step_s(predict(plan, problem.profile, problem.cluster).costs)
-    assert step_s is not None
-    return step_s
+def longer_s(plan: Plan, problem: Problem) -> float:
+    """Return the longer of both steps."""
+    prediction = predict(plan, problem.profile, problem.cluster)
+    shared_s = shared_step_s(prediction.costs)
+    assert shared_s is not None
+    return max(prediction.step_s, shared_s)
 
 
 def test_the_plan_that_is_taken_is_no_worse_and_one_that_was_looked_at():
@@ -37,9 +39,8 @@ def test_the_plan_that_is_taken_is_no_worse_and_one_that_was_looked_at():
         taken = solve(problem, evaluate, proof_s=0, choose=noted)
         if plan.sharding.by_layer:
             continue
-        assert shared_s(taken, problem) <= shared_s(plan, problem)
-        assert taken.predicted is not None and plan.predicted is not None
-        assert taken.predicted.step_s <= (1 + NEAR) * plan.predicted.step_s
+        assert longer_s(taken, problem) <= longer_s(plan, problem)
+        assert taken.predicted is not None
         assert taken.predicted.bound_s is not None
         assert taken.predicted.step_s >= taken.predicted.bound_s * (1 - 1e-9)
         if taken.pipelines != plan.pipelines:
@@ -66,15 +67,15 @@ def test_what_is_forced_is_kept():
     assert other >= 4
 
 
-def test_plans_that_do_not_fit_or_are_far_off_are_not_taken():
-    own, profile = small_plan(4, (1, 1)), small_profile()
-    better = small_plan(4, (2, 1))
+def test_plans_that_do_not_fit_or_are_longer_by_turns_are_not_taken():
+    own, better, profile = small_plan(4, (1, 1)), small_plan(4, (2, 1)), small_profile()
+    own_s = predict(own, profile, small_cluster()).step_s
     for cluster, step_s, taken in (
-        (small_cluster(), 1.0, better),
-        (small_cluster(), 1.0 + NEAR + 0.01, own),
-        (small_cluster(fast_bytes=needed(own)), 1.0, own),
+        (small_cluster(), 0.9 * own_s, better),
+        (small_cluster(), 1.1 * own_s, own),
+        (small_cluster(fast_bytes=needed(own)), 0.9 * own_s, own),
     ):
-        assert least_shared(profile, cluster)(own, {own: 1.0, better: step_s}) == taken
+        assert least_shared(profile, cluster)(own, {own: own_s, better: step_s}) == taken
 
 
 def needed(plan: Plan) -> float:
