@@ -67,7 +67,7 @@ class Network:
         self.alone_s: dict[object, float] = {}  # of sums on the idle network
         self.by_nodes_s: dict[object, tuple[float, float]] = {}  # of those inside nodes, and between them
         self.choices: dict[object, object] = {}  # see `collective_choice`
-        self.occupied: dict[object, frozenset[int]] = {}  # see `sum_times.all_reduce_resources`
+        self.occupied: dict[object, frozenset[int]] = {}  # see `sum_resources.all_reduce_resources`
         # due and free seconds of norms, the latter by place in the order of resources
         self.norms: dict[object, tuple[tuple[float, ...], tuple[float, ...]]] = {}  # see `sum_times.norm_due`
         self.rings: dict[tuple[str, ...], Sequence[Route]] = {}  # see `sum_times.ring_routes`

@@ -3,12 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
 
-from cost_model.collectives import (
-    Collective,
-    node_broadcast,
-    node_reduce,
-    tree_all_reduce,
-)
+from cost_model.collectives import Collective, node_broadcast, node_reduce
 from cost_model.network import NORM_BYTES, FreeAt, Network, Route, idle, reserve
 
 LARGE_RING = 64
@@ -216,45 +211,6 @@ def ring_routes(network: Network, names: Sequence[str]) -> Sequence[Route]:
             network.rings.clear()
         network.rings[key] = [network.route(*pair) for pair in zip(key, (*key[1:], key[0]), strict=True)]
     return network.rings[key]
-
-
-def ring_holds_s(network: Network, num_bytes: float, names: Sequence[str]) -> dict[int, float]:
-    """Return the seconds for which the ring between devices (names) holds each resource that it occupies."""
-    routes = ring_routes(network, names) if len(names) > 1 else []
-    measured_s = measured_all_reduce_s(network, num_bytes, names) if routes else None
-    if measured_s is not None:
-        return {resource: measured_s for route in routes for resource in route.resources}
-    rounds, chunk = 2 * (len(names) - 1), num_bytes / len(names)
-    held: dict[int, float] = {}
-    for route in routes:
-        seconds = rounds * route.link.occupancy_s(chunk)
-        for resource in route.resources:
-            held[resource] = held.get(resource, 0.0) + seconds
-    return held
-
-
-def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> frozenset[int]:
-    """Return what the messages of an all-reduce between devices (names) occupy."""
-    key = (collective, *names)
-    if key not in network.occupied:
-        network.occupied[key] = _find_resources(network, names, collective)
-    return network.occupied[key]
-
-
-def _find_resources(network: Network, names: Sequence[str], collective: Collective) -> frozenset[int]:
-    groups = network.by_node(names)
-    if collective is Collective.RING:
-        rounds, ring = [], names
-    elif collective is Collective.TREE:
-        rounds, ring = tree_all_reduce(0.0, groups), names[:1]
-    else:
-        rounds = node_reduce(0.0, groups) + node_broadcast(0.0, groups)
-        ring = [group[0] for group in groups]
-    routes = [network.route(source, to) for messages in rounds for source, to, _ in messages]
-    routes += ring_routes(network, ring) if len(ring) > 1 else []
-    for group in groups if network.sums_inside else []:
-        routes += ring_routes(network, group) if network.inside_s(0.0, group) is not None else []
-    return frozenset(resource for route in routes for resource in route.resources)
 
 
 def apart(routes: Sequence[Route]) -> bool:

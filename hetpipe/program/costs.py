@@ -14,7 +14,8 @@ from cost_model.host_memory import moved_ends_s
 from cost_model.layer_costs import Prices
 from cost_model.network import FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
-from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
+from cost_model.sum_resources import all_reduce_resources
+from cost_model.sum_times import all_reduce_due, broadcast_due, norm_due, reduce_due
 from hetpipe.program.instructions import Compute, Gather, Pass, Program, Reduce, Round, Transfer
 from hetpipe.program.sync_starts import after_layer_s
 from partition.estimates.host_fetches import HostFetches, host_fetches, served_s, taken_s

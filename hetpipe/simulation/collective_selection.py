@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cost_model.collectives import Collective
-from cost_model.sum_times import ring_holds_s
+from cost_model.sum_resources import ring_holds_s
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import not_by_nodes
 from hetpipe.program.instructions import Program, Schedule

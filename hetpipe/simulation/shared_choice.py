@@ -5,10 +5,13 @@ from collections.abc import Mapping
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
+from cost_model.layer_costs import Prices
+from cost_model.network import Network
 from cost_model.profile import ModelProfile
-from hetpipe.program.costs import check_memory
+from hetpipe.program.costs import ProgramCosts, check_memory
 from hetpipe.simulation.prediction import predict
-from hetpipe.simulation.shared_network import shared_step_s
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.simulation.shared_network import STEPS, shared_step_s
 from partition.plan import Plan
 from partition.solver import Choose
 
@@ -27,9 +30,11 @@ def least_shared(profile: ModelProfile, cluster: Cluster) -> Choose:
     search where none is shorter by `GAIN`, or where plans go layer by layer. The same plans have the same
     answer.
     """
+    network, prices = Network(cluster, profile.links, profile.all_reduces), Prices(profile)
 
-    def shared_s(plan: Plan, **how: int) -> float | None:
-        return shared_step_s(predict(plan, profile, cluster).costs, **how)
+    def shared_s(plan: Plan, steps: int = STEPS) -> float | None:
+        program = lower(plan, profile, cluster)
+        return shared_step_s(ProgramCosts(program, profile, cluster, network, prices), steps=steps)
 
     def fits(plan: Plan) -> bool:
         try:

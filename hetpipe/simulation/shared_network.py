@@ -3,29 +3,21 @@
 By the rules of `simulator` messages take turns (R2 and R5 of docs/clock.md), so that those of several
 pipelines may fit into each other's gaps, always in the same way. Connections of a real network share it, and
 no two steps are alike: the more of their time cards are in use, the longer messages wait. This is a second
-clock for that. It decides nothing; it says how far a prediction depends on messages that do not meet.
+clock for that: it says how far a prediction depends on messages that do not meet.
 """
 
 import heapq
 import math
 import random
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
-from cost_model.collectives import (
-    Collective,
-    node_broadcast,
-    node_reduce,
-    tree_all_reduce,
-    tree_broadcast,
-    tree_reduce,
-)
+from cost_model.collectives import tree_broadcast, tree_reduce
 from cost_model.network import idle
-from cost_model.sum_times import ring_holds_s
+from cost_model.sum_resources import all_reduce_holds_s, messages_hold_s
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import (
     Broadcast,
@@ -63,7 +55,8 @@ def shared_step_s(
         return None
     exact = varied == 0 and uneven == 1
     draws = [random.Random(number) for number in range(1 if exact else steps)]
-    return statistics.median(_SharedStep(costs, draw, varied, uneven).run() for draw in draws)
+    work = _Work(costs)
+    return statistics.median(_SharedStep(work, draw, varied, uneven).run() for draw in draws)
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +99,7 @@ class _SharedNetwork:
         """Return when the next flow ends, if none begins before; inf if there is none."""
         while self.ends and self.ends[0][2] != self.ends[0][3].version:
             heapq.heappop(self.ends)
-        return self.ends[0][0] if self.ends else float("inf")
+        return self.ends[0][0] if self.ends else math.inf
 
     def end_next(self) -> _Flow:
         """End the flow that `next_end_s` speaks of."""
@@ -147,7 +140,7 @@ def _fair_rates(flows: Iterable[_Flow], users: Mapping[int, Sequence[_Flow]]) ->
     left = dict.fromkeys(flows)
     shared = {key: members for key, members in users.items() if len(members) > 1}
     while left:
-        least, tight = float("inf"), None
+        least, tight = math.inf, None
         for resource, members in shared.items():
             load = sum(flow.weight * flow.held_s[resource] / flow.alone_s for flow in members if flow in left)
             if load > 0 and free[resource] / load < least:
@@ -166,39 +159,59 @@ def _fair_rates(flows: Iterable[_Flow], users: Mapping[int, Sequence[_Flow]]) ->
 
 
 @dataclass(slots=True)
+class _Work:
+    """Owns what is the same in all steps of a program.
+
+    inner: by rank and the place of a SYNC inside a backward, how long before its end. exchanges: by what has
+    been asked for, `_exchange_s`.
+    """
+
+    costs: ProgramCosts
+    inner: list[dict[int, float]] = field(init=False)
+    syncs: list[list[Sync]] = field(init=False)
+    exchanges: dict[Sync | Broadcast, tuple[float, dict[int, float]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lists = self.costs.program.ranks
+        self.inner = [inner_starts_s(self.costs, rank) for rank in range(len(lists))]
+        self.syncs = [[entry for entry in entries if isinstance(entry, Sync)] for entries in lists]
+
+    def exchange_s(self, entry: Sync | Broadcast) -> tuple[float, dict[int, float]]:
+        """Return `_exchange_s` of a sum or a broadcast."""
+        if entry not in self.exchanges:
+            self.exchanges[entry] = _exchange_s(self.costs, entry)
+        return self.exchanges[entry]
+
+
+@dataclass(slots=True)
 class _SharedStep:
     """Owns the clock of one step. A rank goes on until it computes, or waits for a key of `parked`.
 
     events: (seconds, number, what to do then). sending: what waits for the connection of two devices (names).
-    joined: ranks that are ready for a sum, or for new parameters. over: sums that are made. norm_ready: when
-    each rank was. inner: by rank and the place of a SYNC inside a backward, how long before its end.
+    joined: how many ranks are ready for a sum, or for new parameters. over: sums that are made. norm_ready:
+    when each rank was.
     """
 
-    costs: ProgramCosts
+    work: _Work
     draw: random.Random
     varied: float
     uneven: float
     now_s: float = 0.0
     network: _SharedNetwork = field(default_factory=_SharedNetwork)
+    costs: ProgramCosts = field(init=False)
     position: list[int] = field(init=False)
-    inner: list[dict[int, float]] = field(init=False)
-    syncs: list[list[Sync]] = field(init=False)
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     sending: dict[tuple[str, str], deque[Transfer]] = field(default_factory=dict)
     arrived: set[Message] = field(default_factory=set)
-    joined: dict[Sync | Broadcast, set[int]] = field(default_factory=dict)
+    joined: Counter[Sync | Broadcast] = field(default_factory=Counter)
     over: set[Sync | Broadcast] = field(default_factory=set)
     norm_ready: dict[int, float] = field(default_factory=dict)
     parked: dict[object, list[int]] = field(default_factory=dict)
     count: int = 0
 
     def __post_init__(self) -> None:
-        ranks = range(len(self.costs.program.ranks))
-        self.position = [0 for _ in ranks]
-        self.inner = [inner_starts_s(self.costs, rank) for rank in ranks]
-        self.syncs = [
-            [entry for entry in self.costs.program.ranks[rank] if isinstance(entry, Sync)] for rank in ranks
-        ]
+        self.costs = self.work.costs
+        self.position = [0 for _ in self.costs.program.ranks]
 
     def run(self) -> float:
         """Return the seconds until all is over."""
@@ -251,8 +264,8 @@ class _SharedStep:
                     if instruction.direction is Direction.SEND:
                         self._send(instruction)
                 case Sync() | Broadcast():
-                    if place not in self.inner[rank]:
-                        self._join(rank, instruction)
+                    if place not in self.work.inner[rank]:
+                        self._join(instruction)
 
     def _waits_for(self, rank: int, instruction: Instruction) -> object | None:
         """Return the message or the sum that a rank must wait for; None where it may go on."""
@@ -262,7 +275,7 @@ class _SharedStep:
                 return None
             return None if message in self.arrived else message
         if isinstance(instruction, Norm):
-            return next((sync for sync in self.syncs[rank] if sync not in self.over), None)
+            return next((sync for sync in self.work.syncs[rank] if sync not in self.over), None)
         return None
 
     def _done(self, key: object) -> None:
@@ -273,11 +286,12 @@ class _SharedStep:
         varied = 1 + self.draw.uniform(-self.varied, self.varied)
         end_s = self.now_s + varied * self.costs.compute_s(rank, compute)
         instructions = self.costs.program.ranks[rank]
-        while (place := place + 1) in self.inner[rank]:  # R7: the SYNCs inside of it
+        inner = self.work.inner[rank]
+        while (place := place + 1) in inner:  # R7: the SYNCs inside of it
             sync = instructions[place]
             assert isinstance(sync, Sync)
-            ready_s = max(end_s - varied * self.inner[rank][place], self.now_s)
-            self._at(ready_s, partial(self._join, rank, sync))
+            ready_s = max(end_s - varied * inner[place], self.now_s)
+            self._at(ready_s, partial(self._join, sync))
         self._at(end_s, partial(self._go_on, rank))
 
     def _send(self, send: Transfer) -> None:
@@ -307,12 +321,11 @@ class _SharedStep:
         self.arrived.add(message)
         self._done(message)
 
-    def _join(self, rank: int, entry: Sync | Broadcast) -> None:
+    def _join(self, entry: Sync | Broadcast) -> None:
         """Take a rank that is ready for a sum, or for new parameters; the last one starts it (R7, R10)."""
-        joined = self.joined.setdefault(entry, set())
-        joined.add(rank)
-        if len(joined) == len(self.costs.program.buckets[entry.bucket].ranks):
-            alone_s, held_s = _exchange_s(self.costs, entry)
+        self.joined[entry] += 1
+        if self.joined[entry] == len(self.costs.program.buckets[entry.bucket].ranks):
+            alone_s, held_s = self.work.exchange_s(entry)
             self._start(alone_s, held_s, partial(self._exchanged, entry))
 
     def _exchanged(self, entry: Sync | Broadcast) -> None:
@@ -336,25 +349,14 @@ def _exchange_s(costs: ProgramCosts, entry: Sync | Broadcast) -> tuple[float, di
     ready_s = dict.fromkeys(bucket.ranks, 0.0)
     due = costs.sync_due if isinstance(entry, Sync) else costs.broadcast_due
     alone_s = max(due(idle(), entry.bucket, ready_s).values())
-    names = [costs.device_names[rank] for rank in bucket.ranks]
-    if bucket.state_owner is not None:
-        root = costs.device_names[bucket.state_owner]
-        names.sort(key=lambda name: name != root)
-    groups, num_bytes, ring = network.by_node(names), costs.sync_bytes(entry.bucket), names[:1]
-    if isinstance(entry, Broadcast):
-        rounds = tree_broadcast(costs.parameter_bytes(entry.bucket), groups)
-    elif bucket.state_owner is not None:
-        rounds = tree_reduce(num_bytes, groups)
-    elif bucket.collective is Collective.TREE:
-        rounds = tree_all_reduce(num_bytes, groups)
-    elif bucket.collective is Collective.HIERARCHICAL:
-        rounds = node_reduce(num_bytes, groups) + node_broadcast(num_bytes, groups)
-        ring = [group[0] for group in groups]
+    names, num_bytes = [costs.device_names[rank] for rank in bucket.ranks], costs.sync_bytes(entry.bucket)
+    if bucket.state_owner is None:
+        held_s = all_reduce_holds_s(network, num_bytes, names, bucket.collective)
     else:
-        rounds, ring = [], names
-    held_s = ring_holds_s(network, num_bytes, ring)
-    for source, to, size in chain.from_iterable(rounds):
-        route = network.route(source, to)
-        for resource in route.resources:
-            held_s[resource] = held_s.get(resource, 0.0) + route.link.occupancy_s(size)
+        root = costs.device_names[bucket.state_owner]
+        groups = network.by_node(sorted(names, key=lambda name: name != root))
+        if isinstance(entry, Sync):
+            held_s = messages_hold_s(network, tree_reduce(num_bytes, groups))
+        else:
+            held_s = messages_hold_s(network, tree_broadcast(costs.parameter_bytes(entry.bucket), groups))
     return alone_s, {resource: min(seconds, alone_s) for resource, seconds in held_s.items()}

@@ -19,9 +19,9 @@ from cost_model.measured_links import MeasuredAllReduce, MeasuredLink, slower
 from cost_model.network import Network, Route, idle, reserve
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
+from cost_model.sum_resources import all_reduce_resources
 from cost_model.sum_times import (
     all_reduce_due,
-    all_reduce_resources,
     all_reduce_s,
     broadcast_due,
     measured_all_reduce_s,

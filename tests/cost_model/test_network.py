@@ -9,14 +9,8 @@ from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.measured_links import MeasuredAllReduce
 from cost_model.network import NORM_BYTES, Network, Route, idle, reserve
-from cost_model.sum_times import (
-    all_reduce_due,
-    all_reduce_resources,
-    all_reduce_s,
-    messages_due,
-    norm_due,
-    ring_holds_s,
-)
+from cost_model.sum_resources import all_reduce_resources, ring_holds_s
+from cost_model.sum_times import all_reduce_due, all_reduce_s, messages_due, norm_due
 from small_case import INSTANT, small_cluster
 
 SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)

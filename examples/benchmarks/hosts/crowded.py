@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import sys
@@ -16,13 +15,13 @@ from cost_model.profile import read_profile
 from hetpipe.profiling.profile_cache import processor_name
 from hetpipe.simulation.prediction import predict
 from hetpipe.simulation.shared_network import shared_step_s
-from main import CLUSTER, NODE, ROOT, TOKEN
+from main import ROOT, run_on_hosts
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_text
 
 MODEL, SEQUENCE_LENGTH, SAMPLES = "bert-tiny", 256, 8  # of a microbatch: messages of 524 kB
 CUTS = ((0, 3), (3, 6), (6, 8))
-NODES, DEVICES, SPEED = "abc", 3, 0.05
+NODES, SPEED = (("a", 3), ("b", 3), ("c", 3)), 0.05
 SHAPES = {
     "all the same way": ("abc", "abc", "abc"),
     "taking turns": ("abc", "bca", "cab"),
@@ -33,6 +32,7 @@ SHAPES = {
 
 def main() -> None:
     options = _options()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each rank
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     hosts_of_tests = importlib.import_module("three_hosts")
     print("| links | pipelines | by turns s | error | shared s | error | measured s |\n" + "|---" * 7 + "|")
@@ -41,13 +41,11 @@ def main() -> None:
             for host in hosts:
                 host.shape(rate, burst="64kb")
             for shape, chains in SHAPES.items():
-                report, run = _run(hosts, Path(folder), _plan(chains, options.microbatches), options.steps)
+                plan = _plan(chains, options.microbatches)
+                report, run = _run(hosts, Path(folder), plan, options.steps)
                 measured_s = report["measured_step_s"]
-                prediction = predict(
-                    _plan(chains, options.microbatches),
-                    read_profile(run / "profile.json"),
-                    read_cluster(run / "cluster.toml"),
-                )
+                profile, cluster = read_profile(run / "profile.json"), read_cluster(run / "cluster.toml")
+                prediction = predict(plan, profile, cluster)
                 shared_s = shared_step_s(prediction.costs)
                 cells = [
                     f"{seconds:.2f} | {100 * (measured_s / seconds - 1):+.1f} %"
@@ -89,26 +87,9 @@ def _run(hosts: Any, folder: Path, plan: Plan, steps: int) -> tuple[dict[str, An
         f"--no-save --rendezvous tcp://{hosts[0].address}:29500 --sequence-length {SEQUENCE_LENGTH} "
         f"--profile-budget 20 --steps {steps} --json"
     )
-    text = CLUSTER + "".join(
-        NODE.format(name=name, host=host.address, count=DEVICES, speed=SPEED)
-        for name, host in zip(NODES, hosts, strict=True)
-    )
-    started = []
-    for name, host in zip(NODES, hosts, strict=True):
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        (own / "cluster.toml").write_text(text)
-        (own / "plan.json").write_text(plan_text(plan))
-        (own / "token").touch(0o600)
-        (own / "token").write_text(TOKEN)
-        environment = {"XDG_CACHE_HOME": str(own / "cache"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = (sys.executable, "-m", "hetpipe", *line.split(), "--node", name)
-        started.append(host.start(*command, folder=own, environment=environment))
-    ends = [process.communicate() for process in started]
-    if any(process.returncode for process in started):
-        raise RuntimeError("\n".join(err for _, err in ends))
-    report: dict[str, Any] = json.loads(ends[0][0])
-    return report, folder / NODES[0] / report["run_folder"]
+    files = {"plan.json": plan_text(plan)}
+    report, _ = run_on_hosts(hosts, folder, NODES, line, speed=SPEED, files=files)
+    return report, folder / NODES[0][0] / report["run_folder"]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,26 +74,42 @@ def _run(
         f"--global-batch-size 16 --profile-budget 30 --strategy {strategy} --steps {options.steps} "
         "--json"
     )
+    report, said = run_on_hosts(hosts, folder, NODES, line, speed=options.speed)
+    return report, [line for line in said if line.startswith("note: measured")]
+
+
+def run_on_hosts(
+    hosts: Any,
+    folder: Path,
+    nodes: Sequence[tuple[str, int]],
+    line: str,
+    *,
+    speed: float,
+    files: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Start a line of hetpipe on each host, in a folder of its own; return what the leader reported and said.
+
+    nodes: name and number of devices of each. files: texts by name that the folders have beside cluster.toml.
+    """
     text = CLUSTER + "".join(
-        NODE.format(name=name, host=host.address, count=count, speed=options.speed)
-        for (name, count), host in zip(NODES, hosts, strict=True)
+        NODE.format(name=name, host=host.address, count=count, speed=speed)
+        for (name, count), host in zip(nodes, hosts, strict=True)
     )
     started = []
-    for (name, _), host in zip(NODES, hosts, strict=True):
+    for (name, _), host in zip(nodes, hosts, strict=True):
         own = folder / name
         own.mkdir(exist_ok=True)
-        (own / "cluster.toml").write_text(text)
         (own / "token").touch(0o600)
-        (own / "token").write_text(TOKEN)
+        for file, content in {"cluster.toml": text, "token": TOKEN, **(files or {})}.items():
+            (own / file).write_text(content)
         environment = {"XDG_CACHE_HOME": str(own / "cache"), "PYTHONPATH": str(ROOT)}
         command = (sys.executable, "-m", "hetpipe", *line.split(), "--node", name)
         started.append(host.start(*command, folder=own, environment=environment))
     ends = [process.communicate() for process in started]
     if any(process.returncode for process in started):
         raise subprocess.SubprocessError("\n".join(err for _, err in ends))
-    notes = [line for line in ends[0][1].splitlines() if line.startswith("note: measured")]
-    found: dict[str, Any] = json.loads(ends[0][0])
-    return found, notes
+    report: dict[str, Any] = json.loads(ends[0][0])
+    return report, ends[0][1].splitlines()
 
 
 def _load() -> str:

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Iterator
 from itertools import pairwise, product
 
 import pytest
@@ -37,6 +38,15 @@ def most_samples(seen: PipelinePool, timings: list, step_s: float, batch: int) -
             samples = columns.values()
             best = max(best, sum(amount * value for amount, value in zip(amounts, samples, strict=True)))
     return best
+
+
+def searched(seeds: int) -> Iterator[tuple[int, PipelineSearch, float]]:
+    """Yield (batch, a search that has made its starts, the least step of these) of problems that have any."""
+    for seed in range(seeds):
+        problem = random_problem(seed)
+        search = PipelineSearch(problem)
+        if found := search.starts():
+            yield problem.global_batch_size, search, found[0].step_s
 
 
 def made(search: PipelineSearch, most: int) -> TimingCache:
@@ -90,38 +100,30 @@ def test_pipelines_made_later_are_seen_too() -> None:
 
 def test_ceilings_of_all_are_those_of_each() -> None:
     compared = 0
-    for seed in range(12):
-        problem = random_problem(seed)
-        search = PipelineSearch(problem)
-        if not (found := search.starts()):
-            continue
-        batch, ceilings = problem.global_batch_size, Ceilings(problem.global_batch_size)
+    for batch, search, found_s in searched(12):
+        ceilings = Ceilings(batch)
         timings = [timing for timing in made(search, 60).timings if timing.fits]
         for part in (timings[:7], [], timings[7:]):
             ceilings.take(part)
         for share in (0.01, 0.5, 0.9, 1.0, 1.5, 3.0):
-            step_s = share * found[0].step_s
+            step_s = share * found_s
             assert ceilings.in_step(step_s) == [timing.no_more(step_s, batch) for timing in timings]
         compared += len(timings)
         for place, timing in enumerate(timings):
-            done = ceilings.most(place, found[0].step_s)
-            assert ceilings.was_asked(place) and done == timing.most(found[0].step_s, batch)
-        less = [timing.most(0.8 * found[0].step_s, batch) for timing in timings]
-        assert all(map(operator.ge, ceilings.in_step(0.8 * found[0].step_s), less))
+            done = ceilings.most(place, found_s)
+            assert ceilings.was_asked(place) and done == timing.most(found_s, batch)
+        less = [timing.most(0.8 * found_s, batch) for timing in timings]
+        assert all(map(operator.ge, ceilings.in_step(0.8 * found_s), less))
     assert compared > 50
 
 
 def test_what_was_asked_before_changes_no_answer() -> None:
     compared = 0
-    for seed in range(12):
-        problem = random_problem(seed)
-        search = PipelineSearch(problem)
-        if not (found := search.starts()):
-            continue
-        batch, classes = problem.global_batch_size, search.classes.merged()
+    for batch, search, found_s in searched(12):
+        classes = search.classes.merged()
         asked = PipelinePool(made(search, 60), classes, batch)
         for share in (1.5, 0.9, 1.2, 3.0, 1.2, 0.99):
-            timings, step_s = made(search, 60), share * found[0].step_s
+            timings, step_s = made(search, 60), share * found_s
             answers = [pool.least(step_s) for pool in (asked, PipelinePool(timings, classes, batch))]
             most: dict[tuple[int, ...], int] = {}
             for timing in timings.timings if answers[1] else []:
