@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from cost_model.sharding import Sharding
 from hetpipe.models.chain import ChainModel
-from hetpipe.program.collective_parts import Group, broadcast_part, sum_parts
+from hetpipe.program.collective_parts import Group, Part, broadcast_part, sum_parts
 from hetpipe.program.instructions import Broadcast, Bucket, Gather, Program, Reduce, Round
 from hetpipe.program.layer_rounds import buckets_by_layer, is_fetched
 from hetpipe.runtime.bucket_parameters import bucket_names, bucket_parts, bucket_range, check_shared
-from hetpipe.runtime.collectives import begin, open_groups
+from hetpipe.runtime.collectives import OnHost, begin, open_groups
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.held_weights import Held, Piece
 from hetpipe.runtime.host_staging import Staging, room_on_host
@@ -155,9 +155,18 @@ class LayerSync:
         )
         part = summed if isinstance(entry, Reduce) else spread
         with self._peer_timeout(entry, since_s):
-            work = apart.fetch(entry.bucket, moved) if apart else begin(part, moved, self._groups)
-        wait = partial(apart.wait, work) if apart else self._wait_of(work, moved)
+            wait = self._handed_in(entry.bucket, part, moved, apart)
         self._under_way[entry] = _UnderWay(wait, since_s, buffer, moved)
+
+    def _handed_in(
+        self, bucket: int, part: Part, moved: Tensor, apart: ServedWeights | None
+    ) -> Callable[[], object]:
+        """Begin what moves a buffer; return how to wait for it."""
+        if apart:
+            return partial(apart.wait, apart.fetch(bucket, moved))
+        if moved.is_cpu:
+            return OnHost(part, moved, self._groups).wait
+        return self._wait_of(begin(part, moved, self._groups), moved)
 
     @torch.no_grad()
     def finish(self, entry: Round | Broadcast) -> None:

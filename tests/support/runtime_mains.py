@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,12 @@ from torch import Tensor
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from cost_model.network import Network
+from hetpipe.program.collective_parts import Group, Operation, Part
 from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Compute, Norm, Schedule, Sync
 from hetpipe.program.lowering import lower_as
 from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.collectives import OnHost
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.layer_sync import LayerSync
 from hetpipe.runtime.rank_setup import slices
@@ -256,3 +259,19 @@ def messages_handed_in(case: Case, evaluations: int, *, rank: int, emit: Emit) -
     counts.append(len(sync._served._sent))
     runner.executor.close()
     emit({"event": "handed in", "rank": rank, "counts": counts})
+
+
+def buffers_still_held(rounds: int, *, rank: int, emit: Emit) -> None:
+    """How many buffers of collectives outlive the last reference that a rank has to them."""
+    pair, held = Group((0, 1), on_host=True), 0
+    for index in range(rounds):
+        operation = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST)[index % 3]
+        buffer = torch.ones(20_000)
+        work = OnHost(Part(0, operation, pair, 0), buffer, {pair: None})
+        work.wait()
+        if operation is Operation.ALL_REDUCE or (operation is Operation.REDUCE and rank == 0):
+            assert buffer[-1] == 2
+        memory = weakref.ref(buffer.untyped_storage())
+        del buffer, work
+        held += memory() is not None
+    emit({"event": "held", "rank": rank, "held": held})
