@@ -331,6 +331,7 @@ def _die_with_launcher() -> None:
 def join_group(rank: int, group: RankGroup, store: str) -> None:
     """Join torch's process group over the group's store, else a file in a folder that only this host sees."""
     import torch
+    import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
     torch.set_num_threads(group.threads[rank])
@@ -339,6 +340,8 @@ def join_group(rank: int, group: RankGroup, store: str) -> None:
         meeting = FileStore(store, world) if group.store is None else group.store(world)
         use_interface(group.interface, group.backend)
         open_default_group(group.backend, meeting, rank, world, group.timeout_s)
+        # nobody leaves before all have come: gloo's ranks fail to connect where one has gone already
+        dist.all_reduce(torch.zeros(1))
 
 
 def use_interface(interface: str, backend: str) -> None:

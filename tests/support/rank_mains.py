@@ -1,18 +1,21 @@
 """What the ranks of launch and transport tests run: apart, so that a rank imports little."""
 
 import glob
+import multiprocessing
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from cost_model.errors import InputError
@@ -138,3 +141,46 @@ def hang_in_a_step(*, rank: int, emit: Emit) -> None:
             if rank == 1 and not first:
                 time.sleep(600)
         gather(rank)
+
+
+class LateStore(Store):
+    """A file of values, of which what is asked comes late."""
+
+    LATE_S = 0.02
+    _open: ClassVar[list["LateStore"]] = []  # torch keeps the half in C++ alone
+
+    def __init__(self, values: Store) -> None:
+        super().__init__()
+        self._values = values
+        self._open.append(self)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        time.sleep(self.LATE_S)
+        return self._values.get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        time.sleep(self.LATE_S)
+        self._values.wait(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._values.add(key, amount)
+
+
+@dataclass(frozen=True)
+class OneIsLate:
+    """Opens, in a rank, a file of values; one rank gets them late, as one that waits for a core."""
+
+    path: Path
+    late: int
+
+    def __call__(self, world: int) -> Store:
+        values = FileStore(str(self.path), world)
+        is_late = multiprocessing.current_process().name.endswith(f" {self.late}")
+        return LateStore(values) if is_late else values
+
+
+def leave_at_once(*, rank: int, emit: Emit) -> None:
+    """Do nothing."""
