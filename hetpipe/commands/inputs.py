@@ -94,13 +94,11 @@ class PlanRequest:
         )  # fmt: skip
         return _forced_problem(problem, self.strategy, self.options)
 
-    def choose(self, profile: ModelProfile) -> "Choose | None":
-        """Return what takes another plan of those that a search has looked at, if that is asked for."""
-        if not self.options.shared_network:
-            return None
-        from hetpipe.simulation.shared_choice import least_shared
+    def choose(self, profile: ModelProfile) -> "Choose":
+        """Return what takes another plan of those that a search has looked at, where messages meet."""
+        from hetpipe.simulation.shared_choice import ALL, TIES, least_shared
 
-        return least_shared(profile, self.usable)
+        return least_shared(profile, self.usable, ALL if self.options.shared_network else TIES)
 
 
 def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
@@ -11,55 +13,92 @@ from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts, check_memory
 from hetpipe.simulation.prediction import predict
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.simulation.shared_network import STEPS, shared_step_s
+from hetpipe.simulation.shared_network import shared_step_s
 from partition.plan import Plan
 from partition.solver import Choose
 
-WORK = 3_000_000
-"""Instructions that are run of all plans together, some half a minute; of more plans it is every few."""
-LAST = 8
-"""Plans that are run as often as a prediction is, of which the best is taken."""
-GAIN = 0.001
-"""How much shorter a step has to be, as a share of it, for another plan than that of the search."""
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Which plans are looked at, beside that of the search.
+
+    meeting: by how much, as a share of it, that step has to be longer where messages meet, for any to be.
+    most_longer: and how much longer than that one's a step may be by turns. work: instructions that are run
+    of all plans together, some 100,000 in a second; of more plans it is every few. last: plans that are run
+    as often as a prediction is, of which the best is taken. alike: by how much, as a share of it, the longer
+    steps of plans may differ that are as good; with other draws those of one plan do by 0.01.
+    """
+
+    meeting: float = 0.0
+    most_longer: float = math.inf
+    work: int = 3_000_000
+    last: int = 8
+    alike: float = 0.01
 
 
-def least_shared(profile: ModelProfile, cluster: Cluster) -> Choose:
+ALL = Look()
+TIES = Look(meeting=0.03, most_longer=0.001, work=500_000, last=3)
+"""Those that are as good by turns, in some seconds."""
+
+
+def least_shared(profile: ModelProfile, cluster: Cluster, look: Look = ALL) -> Choose:
     """Return what takes the plan with the least step, be it by turns or where messages share the network.
 
-    The longer of both steps counts, so that it is no worse whichever clock is right. It is the plan of the
-    search where none is shorter by `GAIN`, or where plans go layer by layer. The same plans have the same
-    answer.
+    The longer of both steps counts, so that it is no worse whichever clock is right; of plans that are
+    alike so the shortest by turns is taken. It is the plan of the search where none is clearly shorter, or
+    where plans go layer by layer. The same plans have the same answer.
     """
-    network, prices = Network(cluster, profile.links, profile.all_reduces), Prices(profile)
+    return _LeastShared(profile, cluster, look)
 
-    def shared_s(plan: Plan, steps: int = STEPS) -> float | None:
-        program = lower(plan, profile, cluster)
-        return shared_step_s(ProgramCosts(program, profile, cluster, network, prices), steps=steps)
 
-    def fits(plan: Plan) -> bool:
+@dataclass(frozen=True)
+class _LeastShared:
+    """`least_shared`; the same where what it was made of is."""
+
+    profile: ModelProfile
+    cluster: Cluster
+    look: Look
+
+    def __call__(self, plan: Plan, candidates: Mapping[Plan, float]) -> Plan:
+        """Return the plan that is taken, given that of a search, and all that it has looked at."""
+        look, own = self.look, predict(plan, self.profile, self.cluster)
+        own_shared_s = shared_step_s(own.costs)
+        if own_shared_s is None or own_shared_s < (1 + look.meeting) * own.step_s:
+            return plan
+        limit_s = (1 - look.alike) * max(own.step_s, own_shared_s)
+        most_s = min(limit_s, (1 + look.most_longer) * own.step_s)
+        near = sorted((step_s, place) for place, step_s in enumerate(candidates.values()) if step_s <= most_s)
+        every = max(1, math.ceil(len(near) * sum(map(len, own.program.ranks)) / look.work))
+        plans, found = list(candidates), list[tuple[float, float, int]]()
+        for step_s, place in near[::every]:
+            if self._fits(plans[place]):
+                found.append((self._longer_s(plans[place], step_s, steps=1), step_s, place))
+        last = [
+            (self._longer_s(plans[place], step_s), step_s, place)
+            for _, step_s, place in sorted(found)[: look.last]
+        ]
+        alike_s = min(limit_s, (1 + look.alike) * min(last, default=(math.inf,))[0])
+        alike = [(step_s, place) for longer_s, step_s, place in last if longer_s <= alike_s]
+        return plans[min(alike)[1]] if alike else plan
+
+    def _longer_s(self, plan: Plan, step_s: float, steps: int | None = None) -> float:
+        """Return the longer of both steps, that by turns given; inf of a plan that goes layer by layer."""
+        program = lower(plan, self.profile, self.cluster)
+        costs = ProgramCosts(program, self.profile, self.cluster, self._network, self._prices)
+        shared_s = shared_step_s(costs, steps=steps)
+        return math.inf if shared_s is None else max(step_s, shared_s)
+
+    def _fits(self, plan: Plan) -> bool:
         try:
-            check_memory(plan, profile, cluster)
+            check_memory(plan, self.profile, self.cluster)
         except InfeasibleError:
             return False
         return True
 
-    def choose(plan: Plan, candidates: Mapping[Plan, float]) -> Plan:
-        own = predict(plan, profile, cluster)
-        own_shared_s = shared_step_s(own.costs)
-        if own_shared_s is None:
-            return plan
-        limit_s = (1 - GAIN) * max(own.step_s, own_shared_s)
-        near = sorted((step_s, place) for place, step_s in enumerate(candidates.values()) if step_s < limit_s)
-        every = max(1, math.ceil(len(near) * sum(map(len, own.program.ranks)) / WORK))
-        plans, found = list(candidates), list[tuple[float, float, int]]()
-        for step_s, place in near[::every]:
-            longer_s = shared_s(plans[place], steps=1) if fits(plans[place]) else None
-            if longer_s is not None:
-                found.append((max(step_s, longer_s), step_s, place))
-        for _, step_s, place in sorted(found)[:LAST]:
-            longer_s = shared_s(plans[place])
-            if longer_s is not None and max(step_s, longer_s) < limit_s:
-                plan, limit_s = plans[place], max(step_s, longer_s)
-        return plan
+    @cached_property
+    def _network(self) -> Network:
+        return Network(self.cluster, self.profile.links, self.profile.all_reduces)
 
-    return choose
+    @cached_property
+    def _prices(self) -> Prices:
+        return Prices(self.profile)

@@ -39,22 +39,28 @@ UNEVEN = 2.0
 """How many times as much as another one a connection may get where both share something."""
 STEPS = 3
 """Steps that are run, each with other draws of these; the one in the middle counts."""
+LARGE = 200_000
+"""Instructions of a program of which one step is run: some seconds, and draws hardly matter."""
 
 
 def shared_step_s(
-    costs: ProgramCosts, *, varied: float = VARIED, uneven: float = UNEVEN, steps: int = STEPS
+    costs: ProgramCosts, *, varied: float = VARIED, uneven: float = UNEVEN, steps: int | None = None
 ) -> float | None:
     """Return the seconds of a step where messages share the network; None of plans that go layer by layer.
 
     Messages and sums of gradients that are under way get shares of what their routes have in common, max-min
     fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2) by weights between 1 and `uneven`; those
     from one device to another one come one after the other. Computations take up to `varied` of their seconds
-    more or less. The same program has the same answer: the median of so many steps.
+    more or less. The same program has the same answer: the median of so many steps, None for `STEPS`, or for
+    one of a `LARGE` program.
     """
     if costs.program.plan.sharding.by_layer:
         return None
-    exact = varied == 0 and uneven == 1
-    draws = [random.Random(number) for number in range(1 if exact else steps)]
+    if varied == 0 and uneven == 1:
+        steps = 1
+    elif steps is None:
+        steps = STEPS if sum(map(len, costs.program.ranks)) < LARGE else 1
+    draws = [random.Random(number) for number in range(steps)]
     work = _Work(costs)
     return statistics.median(_SharedStep(work, draw, varied, uneven).run() for draw in draws)
 

@@ -4,15 +4,23 @@ from dataclasses import replace
 
 from cost_model.errors import InfeasibleError
 from hetpipe.simulation.prediction import evaluator, predict
-from hetpipe.simulation.shared_choice import least_shared
+from hetpipe.simulation.shared_choice import TIES, Look, least_shared
 from hetpipe.simulation.shared_network import shared_step_s
-from partition.plan import Plan
-from partition.problem import Forced, Problem
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Forced, Problem, problem_of
 from partition.solver import compare, solve
 from random_plans import random_case
-from small_case import small_cluster, small_plan, small_profile, whole_model_on_two_nodes_of_two
+from small_case import (
+    meeting_chains,
+    small_cluster,
+    small_plan,
+    small_profile,
+    whole_model_on_two_nodes_of_two,
+)
 
 SEEDS = (1, 2, 3, 4, 5, 8, 12, 18)
+EACH = Look(alike=0.001)
+"""Whatever is shorter counts."""
 
 
 def longer_s(plan: Plan, problem: Problem) -> float:
@@ -28,7 +36,7 @@ def test_the_plan_that_is_taken_is_no_worse_and_one_that_was_looked_at():
     for seed in SEEDS:
         problem = random_case(seed)
         seen: dict[Plan, float] = {}
-        choose = least_shared(problem.profile, problem.cluster)
+        choose = least_shared(problem.profile, problem.cluster, EACH)
 
         def noted(plan: Plan, candidates, seen=seen, choose=choose) -> Plan:
             seen.update(candidates)
@@ -54,7 +62,7 @@ def test_what_is_forced_is_kept():
     for seed in SEEDS:
         problem = replace(random_case(seed), forced=Forced(num_pipelines=1))
         evaluate = evaluator(problem.profile, problem.cluster)
-        choose = least_shared(problem.profile, problem.cluster)
+        choose = least_shared(problem.profile, problem.cluster, EACH)
         try:
             plan = solve(problem, evaluate, proof_s=0)
         except InfeasibleError:
@@ -65,6 +73,37 @@ def test_what_is_forced_is_kept():
         assert len(taken.pipelines) == 1
         other += taken.pipelines != plan.pipelines
     assert other >= 4
+
+
+def chains(*nodes: str) -> Plan:
+    """A pipeline through the nodes of each word, of `meeting_chains`."""
+    plan, _, _ = meeting_chains(len(nodes))
+    pipelines = tuple(
+        Pipeline(1, 1, (Stage((f"{first}/{index}",), (0, 1), 1), Stage((f"{last}/{index}",), (1, 2), 1)))
+        for index, (first, last) in enumerate(nodes)
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def test_of_plans_that_are_as_good_by_turns_the_one_is_taken_whose_messages_meet_less():
+    own, profile, cluster = meeting_chains(3)
+    other = chains("ab", "ab", "ba")
+    step_s = predict(own, profile, cluster).step_s
+    for longer, of_ties in ((1.0009, other), (1.0011, own)):
+        seen = {own: step_s, other: longer * step_s}
+        assert least_shared(profile, cluster, TIES)(own, seen) == of_ties
+        assert least_shared(profile, cluster)(own, seen) == other
+    twice = replace(TIES, meeting=1.0)
+    assert least_shared(profile, cluster, twice)(own, {own: step_s, other: step_s}) == own
+
+
+def test_of_plans_that_are_as_good_where_messages_meet_the_shortest_by_turns_is_taken():
+    own, profile, cluster = meeting_chains(3)
+    problem = problem_of(profile, cluster, 3)
+    least, short, long = chains("ba", "ab", "ab"), chains("ab", "ab", "ba"), chains("ba", "ba", "ba")
+    assert longer_s(least, problem) < longer_s(short, problem) < 1.01 * longer_s(least, problem)
+    seen = {own: 14.0, least: 12.4, short: 12.0, long: 11.0}
+    assert least_shared(profile, cluster)(own, seen) == short
 
 
 def test_plans_that_do_not_fit_or_are_longer_by_turns_are_not_taken():
