@@ -96,9 +96,9 @@ class PlanRequest:
 
     def choose(self, profile: ModelProfile) -> "Choose":
         """Return what takes another plan of those that a search has looked at, where messages meet."""
-        from hetpipe.simulation.shared_choice import ALL, TIES, least_shared
+        from hetpipe.simulation.shared_choice import EVERYWHERE, TIES, least_shared
 
-        return least_shared(profile, self.usable, ALL if self.options.shared_network else TIES)
+        return least_shared(profile, self.usable, EVERYWHERE if self.options.shared_network else (TIES,))
 
 
 def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:

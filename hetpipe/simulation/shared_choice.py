@@ -1,7 +1,7 @@
 """Which of the plans that a search has looked at is fast by turns and where messages share the network."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,14 +41,18 @@ TIES = Look(meeting=0.03, most_longer=0.001, work=500_000, last=3)
 """Those that are as good by turns, in some seconds."""
 
 
-def least_shared(profile: ModelProfile, cluster: Cluster, look: Look = ALL) -> Choose:
+EVERYWHERE = (TIES, ALL)
+"""Where plans are looked for, one after the other: the best of all is not missed beside the best by turns."""
+
+
+def least_shared(profile: ModelProfile, cluster: Cluster, looks: Sequence[Look] = EVERYWHERE) -> Choose:
     """Return what takes the plan with the least step, be it by turns or where messages share the network.
 
     The longer of both steps counts, so that it is no worse whichever clock is right; of plans that are
     alike so the shortest by turns is taken. It is the plan of the search where none is clearly shorter, or
     where plans go layer by layer. The same plans have the same answer.
     """
-    return _LeastShared(profile, cluster, look)
+    return _LeastShared(profile, cluster, tuple(looks))
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,16 @@ class _LeastShared:
 
     profile: ModelProfile
     cluster: Cluster
-    look: Look
+    looks: tuple[Look, ...]
 
     def __call__(self, plan: Plan, candidates: Mapping[Plan, float]) -> Plan:
         """Return the plan that is taken, given that of a search, and all that it has looked at."""
-        look, own = self.look, predict(plan, self.profile, self.cluster)
+        for look in self.looks:
+            plan = self._taken(plan, candidates, look)
+        return plan
+
+    def _taken(self, plan: Plan, candidates: Mapping[Plan, float], look: Look) -> Plan:
+        own = predict(plan, self.profile, self.cluster)
         own_shared_s = shared_step_s(own.costs)
         if own_shared_s is None or own_shared_s < (1 + look.meeting) * own.step_s:
             return plan

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def main() -> None:
                 host.shape(rate, burst="64kb")
             for shape, chains in SHAPES.items():
                 plan = _plan(chains, options.microbatches)
-                report, run = _run(hosts, Path(folder), plan, options.steps)
+                report, run = run_plan(hosts, Path(folder), plan, options.steps)
                 measured_s = report["measured_step_s"]
                 profile, cluster = read_profile(run / "profile.json"), read_cluster(run / "cluster.toml")
                 prediction = predict(plan, profile, cluster)
@@ -80,7 +81,9 @@ def _plan(chains: tuple[str, ...], microbatches: int) -> Plan:
     return Plan("by hand", MODEL, SAMPLES * microbatches * len(chains), pipelines)
 
 
-def _run(hosts: Any, folder: Path, plan: Plan, steps: int) -> tuple[dict[str, Any], Path]:
+def run_plan(
+    hosts: Any, folder: Path, plan: Plan, steps: int, nodes: Sequence[tuple[str, int]] = NODES
+) -> tuple[dict[str, Any], Path]:
     """Return the leader's report of a run of the plan over the hosts, and its run folder."""
     line = (
         f"run --model {MODEL} --cluster cluster.toml --plan plan.json --token-file token --trust-network "
@@ -88,8 +91,8 @@ def _run(hosts: Any, folder: Path, plan: Plan, steps: int) -> tuple[dict[str, An
         f"--profile-budget 20 --steps {steps} --json"
     )
     files = {"plan.json": plan_text(plan)}
-    report, _ = run_on_hosts(hosts, folder, NODES, line, speed=SPEED, files=files)
-    return report, folder / NODES[0][0] / report["run_folder"]
+    report, _ = run_on_hosts(hosts, folder, nodes, line, speed=SPEED, files=files)
+    return report, folder / nodes[0][0] / report["run_folder"]
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ import pytest
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import profile_text
 from cost_model.units import format_seconds
+from hetpipe.commands.inputs import plan_request
+from hetpipe.commands.options import PlanOptions
+from hetpipe.simulation.shared_choice import EVERYWHERE, TIES, Look, least_shared
 from partition.plan_file import plan_text, read_plan
 from planned_once import each_plan_once
 from shell import Shell
 from small_case import CLUSTER_TOML as CLUSTER
-from small_case import MEETING_TOML, meeting_chains
+from small_case import MEETING_TOML, meeting_chains, small_profile
 
 ESTIMATES = "estimated, not measured: slow; not to be trusted: slow (not in the catalogue)"
 
@@ -136,6 +139,17 @@ def test_plans_for_a_shared_network_are_for_auto_alone_and_no_worse_there(hetpip
     ):
         refused = hetpipe(f"{command} {files} {batch} --shared-network")
         assert (refused.code, refused.err) == (2, f"error: {reason}\n")
+
+
+@pytest.mark.parametrize(("asked", "looks"), [(False, (TIES,)), (True, EVERYWHERE)])
+def test_of_equals_the_plan_is_taken_whose_messages_meet_less_unless_all_may_be(
+    tmp_path: Path, asked: bool, looks: tuple[Look, ...]
+):
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    request = plan_request(tmp_path / "cluster.toml", PlanOptions(shared_network=asked), "auto")
+    profile = small_profile()
+    assert request.choose(profile) == least_shared(profile, request.usable, looks)
+    assert request.choose(profile) != least_shared(profile, request.usable, ())
 
 
 def test_a_step_whose_messages_meet_is_said_to_be_longer(hetpipe: Shell):

@@ -36,7 +36,7 @@ def test_the_plan_that_is_taken_is_no_worse_and_one_that_was_looked_at():
     for seed in SEEDS:
         problem = random_case(seed)
         seen: dict[Plan, float] = {}
-        choose = least_shared(problem.profile, problem.cluster, EACH)
+        choose = least_shared(problem.profile, problem.cluster, [EACH])
 
         def noted(plan: Plan, candidates, seen=seen, choose=choose) -> Plan:
             seen.update(candidates)
@@ -62,7 +62,7 @@ def test_what_is_forced_is_kept():
     for seed in SEEDS:
         problem = replace(random_case(seed), forced=Forced(num_pipelines=1))
         evaluate = evaluator(problem.profile, problem.cluster)
-        choose = least_shared(problem.profile, problem.cluster, EACH)
+        choose = least_shared(problem.profile, problem.cluster, [EACH])
         try:
             plan = solve(problem, evaluate, proof_s=0)
         except InfeasibleError:
@@ -91,10 +91,10 @@ def test_of_plans_that_are_as_good_by_turns_the_one_is_taken_whose_messages_meet
     step_s = predict(own, profile, cluster).step_s
     for longer, of_ties in ((1.0009, other), (1.0011, own)):
         seen = {own: step_s, other: longer * step_s}
-        assert least_shared(profile, cluster, TIES)(own, seen) == of_ties
+        assert least_shared(profile, cluster, [TIES])(own, seen) == of_ties
         assert least_shared(profile, cluster)(own, seen) == other
     twice = replace(TIES, meeting=1.0)
-    assert least_shared(profile, cluster, twice)(own, {own: step_s, other: step_s}) == own
+    assert least_shared(profile, cluster, [twice])(own, {own: step_s, other: step_s}) == own
 
 
 def test_of_plans_that_are_as_good_where_messages_meet_the_shortest_by_turns_is_taken():

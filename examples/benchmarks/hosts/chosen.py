@@ -1,0 +1,112 @@
+"""Are plans whose messages meet less faster on real links, as the second clock says? See README.md."""
+
+import argparse
+import importlib
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from crowded import CUTS, MODEL, run_plan
+
+from cost_model.cluster import Cluster, Node
+from cost_model.cluster_file import read_cluster
+from cost_model.profile import ModelProfile, read_profile
+from hetpipe.profiling.profile_cache import processor_name
+from hetpipe.simulation.prediction import evaluator, predict
+from hetpipe.simulation.shared_choice import EVERYWHERE, TIES, least_shared
+from hetpipe.simulation.shared_network import shared_step_s
+from main import ROOT
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import problem_of
+from partition.solver import solve
+
+BYTES = 20e6  # of a device: the whole model does not fit
+CHOICES = {"by turns": None, "auto": (TIES,), "--shared-network": EVERYWHERE}
+
+
+def main() -> None:
+    options = _options()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each rank
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    hosts_of_tests = importlib.import_module("three_hosts")
+    print("| devices | links | choice | by turns s | shared s | measured s | spread |\n" + "|---" * 7 + "|")
+    for counts in options.counts:
+        nodes = tuple(zip("abc", map(int, counts), strict=True))
+        links = (options.rate,) * 3
+        with hosts_of_tests.three_hosts(links) as hosts, tempfile.TemporaryDirectory() as folder:
+            for host in hosts:
+                host.shape(options.rate, burst="64kb")
+            place = Path(folder)
+            _, first = run_plan(hosts, place, _by_hand(), 1, nodes)  # which measures devices and links
+            profile, cluster = read_profile(first / "profile.json"), read_cluster(first / "cluster.toml")
+            plans = _plans(profile, _tight(cluster), options.batch)
+            seconds: dict[Plan, list[float]] = {plan: [] for plan in plans.values()}
+            for _ in range(options.rounds):
+                for plan, found in seconds.items():
+                    report, _ = run_plan(hosts, place, plan, options.steps, nodes)
+                    found.append(report["measured_step_s"])
+        for name, plan in plans.items():
+            prediction, found = predict(plan, profile, cluster), seconds[plan]
+            shared_s = shared_step_s(prediction.costs)
+            cells = (
+                ", ".join(counts), options.rate, name, f"{prediction.step_s:.2f}",
+                f"{shared_s:.2f}", f"{statistics.median(found):.2f}",
+                f"{min(found):.2f} to {max(found):.2f}",
+            )  # fmt: skip
+            print(f"| {' | '.join(cells)} |", flush=True)
+    machine = f"{os.cpu_count()} x {processor_name()}"
+    print(f"\n{machine}; Python {platform.python_version()}, torch {version('torch')}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", nargs="+", default=["333", "234"], help="devices of each host")
+    parser.add_argument("--rate", default="20mbit")
+    parser.add_argument("--batch", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    return parser.parse_args()
+
+
+def _tight(cluster: Cluster) -> Cluster:
+    """Return the cluster with devices that take no whole model."""
+
+    def tight(node: Node) -> Node:
+        devices = (replace(each, memory_bytes=BYTES, reserve_bytes=0.0) for each in node.devices)
+        return replace(node, devices=tuple(devices))
+
+    return replace(cluster, nodes=tuple(map(tight, cluster.nodes)))
+
+
+def _plans(profile: ModelProfile, cluster: Cluster, batch: int) -> dict[str, Plan]:
+    """Return the plan of each choice, of one batch size."""
+    problem = problem_of(profile, cluster, batch)
+    evaluate = evaluator(profile, cluster)
+    return {
+        name: replace(
+            solve(
+                problem, evaluate, proof_s=0,
+                choose=None if looks is None else least_shared(profile, cluster, looks),
+            ),
+            predicted=None, profile_sha256=None, cluster_sha256=None,
+        )
+        for name, looks in CHOICES.items()
+    }  # fmt: skip
+
+
+def _by_hand() -> Plan:
+    """Return a plan of two microbatches."""
+    stages = tuple(
+        Stage((f"{node}/0",), cut, len(CUTS) - stage)
+        for stage, (node, cut) in enumerate(zip("abc", CUTS, strict=True))
+    )
+    return Plan("by hand", MODEL, 8, (Pipeline(4, 8, stages),))
+
+
+if __name__ == "__main__":
+    main()
