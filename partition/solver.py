@@ -20,7 +20,7 @@ from partition.problem import Evaluate, Problem
 
 Progress = Callable[[str], None]
 Choose = Callable[[Plan, Mapping[Plan, float]], Plan]
-"""What takes a plan: given that of a search, and the seconds of a step of all that it has looked at."""
+"""What takes a plan: given that of a search, and the seconds of a step of it and all others looked at."""
 COMPARED = (*WELL_KNOWN, AUTO)
 """What is compared where nothing else is asked for."""
 
@@ -174,6 +174,7 @@ def _plan(
         for other, step_s in seen.items()
         if (other.zero, other.offloads) == (plan.zero, plan.offloads) and problem.forced.allows(other)
     }
+    alike.setdefault(plan, evaluate(plan).step_s)
     return dataclasses.replace(choose(plan, alike), strategy=plan.strategy)
 
 

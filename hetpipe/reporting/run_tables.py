@@ -33,6 +33,9 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
     for title in ("predicted", "measured", "error"):
         times.add_column(title, justify="right", no_wrap=True)
     times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))
+    if report.shared_step_s is not None:
+        errors = _errors(report.shared_step_s, report.measured_step_s, report.shared_error)
+        times.add_row("step, sharing the network", *errors)
     if report.samples_per_s:
         rates = report.predicted_samples_per_s, report.samples_per_s
         error = f"{rates[1] / rates[0] - 1:+.1%}" if rates[0] else ""

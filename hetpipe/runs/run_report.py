@@ -103,6 +103,8 @@ class RunReport:
     None without such texts, or where it is not finite. eval_figures, best_eval_figures: accuracy, f1, ... of
     the task, of the same steps. best_eval_by: what was best, the loss (the least) or a figure (the largest).
     recoveries: all in the run folder, of runs that this one went on from too.
+    shared_step_s: predicted where messages share network cards (`hetpipe.simulation.shared_network`); of
+    several hosts, None of others and of plans that go layer by layer.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -137,6 +139,7 @@ class RunReport:
     best_eval_figures: dict[str, float] = field(default_factory=dict)
     best_eval_by: str = LOSS
     recoveries: tuple[RecoveryReport, ...] = ()
+    shared_step_s: float | None = None
 
     @property
     def predicted_samples_per_s(self) -> float:
@@ -147,6 +150,11 @@ class RunReport:
     def step_error(self) -> float:
         """Return measured over predicted step time, less 1."""
         return self.measured_step_s / self.predicted_step_s - 1 if self.predicted_step_s else 0.0
+
+    @property
+    def shared_error(self) -> float:
+        """Return measured over predicted step time where messages share the network, less 1; 0.0 of none."""
+        return self.measured_step_s / self.shared_step_s - 1 if self.shared_step_s else 0.0
 
     @property
     def host_overloaded(self) -> bool:

@@ -1,5 +1,6 @@
 """The library's collectives that make up a sum, one after another, and the groups in which they meet."""
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -52,6 +53,10 @@ def begin(part: Part, buffer: Tensor, groups: Groups) -> dist.Work:
     return work
 
 
+ALONE = 2
+"""The references of which sys.getrefcount tells where there is one; the library holds another one."""
+
+
 class OnHost:
     """A collective of the host, on a buffer; owns the library's half of it until it is over."""
 
@@ -72,8 +77,8 @@ class OnHost:
         assert self._work is not None
         self._work.wait()
         self._work, latest_s = None, time.monotonic() + self.SOON_S
-        while self._handed_in._use_count() > 1 and time.monotonic() < latest_s:  # type: ignore[attr-defined]
-            time.sleep(0)
+        while sys.getrefcount(self._handed_in) > ALONE and time.monotonic() < latest_s:
+            time.sleep(0)  # gloo's thread may wait for the GIL to let go
 
 
 def begins(parts: Iterable[Part], buffer: Tensor, groups: Groups) -> list[Begin]:

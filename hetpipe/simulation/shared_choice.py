@@ -11,7 +11,6 @@ from cost_model.layer_costs import Prices
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts, check_memory
-from hetpipe.simulation.prediction import predict
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.shared_network import shared_step_s
 from partition.plan import Plan
@@ -41,6 +40,8 @@ TIES = Look(meeting=0.03, most_longer=0.001, work=500_000, last=3)
 """Those that are as good by turns, in some seconds."""
 
 
+INSTRUCTIONS = 4
+"""Of a microbatch at a stage, about: what it computes, sends and receives, forward and backward."""
 EVERYWHERE = (TIES, ALL)
 """Where plans are looked for, one after the other: the best of all is not missed beside the best by turns."""
 
@@ -70,14 +71,17 @@ class _LeastShared:
         return plan
 
     def _taken(self, plan: Plan, candidates: Mapping[Plan, float], look: Look) -> Plan:
-        own = predict(plan, self.profile, self.cluster)
-        own_shared_s = shared_step_s(own.costs)
-        if own_shared_s is None or own_shared_s < (1 + look.meeting) * own.step_s:
+        microbatches = sum(entry.num_microbatches * len(entry.stages) for entry in plan.pipelines)
+        if INSTRUCTIONS * microbatches > look.work:
             return plan
-        limit_s = (1 - look.alike) * max(own.step_s, own_shared_s)
-        most_s = min(limit_s, (1 + look.most_longer) * own.step_s)
+        costs, own_s = self._costs(plan), candidates[plan]
+        shared_s = shared_step_s(costs)
+        if shared_s is None or shared_s < (1 + look.meeting) * own_s:
+            return plan
+        limit_s = (1 - look.alike) * max(own_s, shared_s)
+        most_s = min(limit_s, (1 + look.most_longer) * own_s)
         near = sorted((step_s, place) for place, step_s in enumerate(candidates.values()) if step_s <= most_s)
-        every = max(1, math.ceil(len(near) * sum(map(len, own.program.ranks)) / look.work))
+        every = max(1, math.ceil(len(near) * sum(map(len, costs.program.ranks)) / look.work))
         plans, found = list(candidates), list[tuple[float, float, int]]()
         for step_s, place in near[::every]:
             if self._fits(plans[place]):
@@ -92,10 +96,12 @@ class _LeastShared:
 
     def _longer_s(self, plan: Plan, step_s: float, steps: int | None = None) -> float:
         """Return the longer of both steps, that by turns given; inf of a plan that goes layer by layer."""
-        program = lower(plan, self.profile, self.cluster)
-        costs = ProgramCosts(program, self.profile, self.cluster, self._network, self._prices)
-        shared_s = shared_step_s(costs, steps=steps)
+        shared_s = shared_step_s(self._costs(plan), steps=steps)
         return math.inf if shared_s is None else max(step_s, shared_s)
+
+    def _costs(self, plan: Plan) -> ProgramCosts:
+        program = lower(plan, self.profile, self.cluster)
+        return ProgramCosts(program, self.profile, self.cluster, self._network, self._prices)
 
     def _fits(self, plan: Plan) -> bool:
         try:

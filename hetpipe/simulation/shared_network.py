@@ -39,8 +39,8 @@ UNEVEN = 2.0
 """How many times as much as another one a connection may get where both share something."""
 STEPS = 3
 """Steps that are run, each with other draws of these; the one in the middle counts."""
-LARGE = 200_000
-"""Instructions of a program of which one step is run: some seconds, and draws hardly matter."""
+LARGE = 50_000
+"""Instructions of a program of which one step is run, of half a second or more; draws hardly matter there."""
 
 
 def shared_step_s(

@@ -20,6 +20,7 @@ from hetpipe.reporting.progress import progress_bar
 from hetpipe.runs.settings import Settings
 from hetpipe.runs.warned import warn_caller
 from hetpipe.simulation.prediction import Prediction, evaluator
+from hetpipe.simulation.shared_choice import TIES, least_shared
 from hetpipe.training.recovery import Replan
 from hetpipe.training.run import verified_prediction
 from partition.plan import Plan
@@ -85,7 +86,8 @@ class OwnPlanning:
 
     def _best(self, profile: ModelProfile, cluster: Cluster) -> Plan:
         problem = problem_of(profile, cluster, self.batch_size)
-        return solve(problem, evaluator(profile, cluster), proof_s=0.0)
+        choose = least_shared(profile, cluster, [TIES])
+        return solve(problem, evaluator(profile, cluster), proof_s=0.0, choose=choose)
 
 
 def sizes_of(plan: Plan) -> Sequence[int]:

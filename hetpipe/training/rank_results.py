@@ -24,6 +24,7 @@ from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolde
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, read_recoveries, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.step_outcome import StepOutcome
+from hetpipe.simulation.shared_network import shared_step_s
 from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.handover import Places
 from partition.estimates.plan_memory import memory_on
@@ -198,6 +199,7 @@ def _report(
         loss_spikes=measured.num_spikes,
         slow_devices=measured.slow,
         recoveries=read_recoveries(folder.recoveries),
+        shared_step_s=shared_step_s(costs) if len(measured.places.local) < len(summaries) else None,
         **_held_out(measured.evaluated),
     )
 

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 import ssh_server
+from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
 from hetpipe import cli
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import read_report
+from hetpipe.simulation.prediction import predict
+from hetpipe.simulation.shared_network import shared_step_s
 from hetpipe.training.checkpoint_damage import damage_of
 from host_runs import ALONE, LINE, NODES, SOON_S, TOKEN, Runs, hosts_with_folders
 from partition.plan_file import read_plan
@@ -67,6 +71,9 @@ def test_three_hosts_train_as_one_process_does(
     plan = read_plan(leader.plan)
     assert {name.partition("/")[0] for name in plan.device_names} == set(NODES)
     assert json.loads(ends[0].out)["run_folder"] == "runs/bert-tiny-001"
+    prediction = predict(plan, read_profile(leader.profile), read_cluster(leader.cluster))
+    shared_s = read_report(leader.report).shared_step_s
+    assert shared_s is not None and shared_s == shared_step_s(prediction.costs)
     assert len(leader.read_traces()["measured"].device_names) == 4
     assert set(read_profile(leader.profile).kinds) == {"emulated", "emulated-slow"}
     for member, ended, name in zip(members, ends[1:], NODES[1:], strict=True):

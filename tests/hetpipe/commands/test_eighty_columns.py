@@ -170,6 +170,7 @@ def test_the_tables_of_a_run_fit(hetpipe: Shell, capsys: pytest.CaptureFixture[s
             for name in names
         },
         global_batch_size=1024, samples_per_s=1234.5, between_steps=0.123, gradient_dtype="bf16",
+        shared_step_s=33.456,
     )  # fmt: skip
     hetpipe("--version")
     tables.show([*run_report_tables(report), measured_table([report, report])])

@@ -1,4 +1,4 @@
-"""How often a verb and its ranks lower, verify and simulate: once, the planner's evaluations apart."""
+"""How often a verb and its ranks lower, verify and simulate: once, evaluations of the planner apart."""
 
 import sys
 from collections import Counter
@@ -11,7 +11,7 @@ import rank_calls
 from cost_model.profile import profile_text
 from hetpipe import cli
 from hetpipe.program import lowering, verification
-from hetpipe.simulation import prediction, simulator
+from hetpipe.simulation import prediction, shared_choice, simulator
 from hetpipe.training import run
 from partition.plan_file import plan_text, read_plan
 from runs import CPU_CLUSTER, chain_plan, made_up_profile
@@ -27,14 +27,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often this process calls the functions, the planner's evaluations apart."""
     found: Counter[str] = Counter()
     evaluating: list[bool] = []
-    evaluate = prediction._running
 
-    def not_counted(*arguments: Any, **named: Any) -> Any:
-        evaluating.append(True)
-        try:
-            return evaluate(*arguments, **named)
-        finally:
-            evaluating.pop()
+    def not_counted(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            evaluating.append(True)
+            try:
+                return evaluate(*arguments, **named)
+            finally:
+                evaluating.pop()
+
+        return call
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -45,7 +47,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for verb in cli.VERBS.values():
         verb.load()  # before the functions are replaced, wherever they are imported
-    monkeypatch.setattr(prediction, "_running", not_counted)
+    monkeypatch.setattr(prediction, "_running", not_counted(prediction._running))
+    choice = shared_choice._LeastShared
+    monkeypatch.setattr(choice, "__call__", not_counted(choice.__call__))
     for function in (lowering.lower_as, simulator.simulate, verification.verify):
         one = counted(function)
         for name, module in list(sys.modules.items()):

@@ -57,6 +57,19 @@ def test_a_report_tells_what_allocator_and_driver_take_of_a_gpu():
     assert [row.split() for row in rows] == [["b/0", "1.50", "KiB", "256", "B", "512", "B"]]
 
 
+def test_a_report_of_several_hosts_tells_what_a_step_takes_that_shares_the_network():
+    def rows(report: RunReport) -> list[str]:
+        return [
+            row
+            for row in tables.as_text(run_tables.run_report_tables(report)[0]).splitlines()
+            if "step" in row
+        ]
+
+    assert not [row for row in rows(run_report()) if "sharing" in row]
+    (row,) = (row for row in rows(run_report(shared_step_s=1.03)) if "sharing" in row)
+    assert row.split() == ["step,", "sharing", "the", "network", "1.03", "s", "1.02", "s", "-1.0%"]
+
+
 @pytest.mark.parametrize(
     ("names", "text"),
     [
