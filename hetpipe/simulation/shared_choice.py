@@ -12,7 +12,7 @@ from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts, check_memory
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.simulation.shared_network import shared_step_s
+from hetpipe.simulation.shared_network import shared_step_s, work_of
 from partition.plan import Plan
 from partition.solver import Choose
 
@@ -22,8 +22,8 @@ class Look:
     """Which plans are looked at, beside that of the search.
 
     meeting: by how much, as a share of it, that step has to be longer where messages meet, for any to be.
-    most_longer: and how much longer than that one's a step may be by turns. work: instructions that are run
-    of all plans together, some 100,000 in a second; of more plans it is every few. last: plans that are run
+    most_longer: and how much longer than that one's a step may be by turns. work: of all plans
+    together (`work_of`), some 100,000 in a second; of more plans it is every few. last: plans that are run
     as often as a prediction is, of which the best is taken. alike: by how much, as a share of it, the longer
     steps of plans may differ that are as good; with other draws those of one plan do by 0.01.
     """
@@ -40,8 +40,6 @@ TIES = Look(meeting=0.03, most_longer=0.001, work=500_000, last=3)
 """Those that are as good by turns, in some seconds."""
 
 
-INSTRUCTIONS = 4
-"""Of a microbatch at a stage, about: what it computes, sends and receives, forward and backward."""
 EVERYWHERE = (TIES, ALL)
 """Where plans are looked for, one after the other: the best of all is not missed beside the best by turns."""
 
@@ -71,8 +69,8 @@ class _LeastShared:
         return plan
 
     def _taken(self, plan: Plan, candidates: Mapping[Plan, float], look: Look) -> Plan:
-        microbatches = sum(entry.num_microbatches * len(entry.stages) for entry in plan.pipelines)
-        if INSTRUCTIONS * microbatches > look.work:
+        work = work_of(plan, self._node_of)
+        if work > look.work:
             return plan
         costs, own_s = self._costs(plan), candidates[plan]
         shared_s = shared_step_s(costs)
@@ -81,7 +79,7 @@ class _LeastShared:
         limit_s = (1 - look.alike) * max(own_s, shared_s)
         most_s = min(limit_s, (1 + look.most_longer) * own_s)
         near = sorted((step_s, place) for place, step_s in enumerate(candidates.values()) if step_s <= most_s)
-        every = max(1, math.ceil(len(near) * sum(map(len, costs.program.ranks)) / look.work))
+        every = max(1, math.ceil(len(near) * work / look.work))
         plans, found = list(candidates), list[tuple[float, float, int]]()
         for step_s, place in near[::every]:
             if self._fits(plans[place]):
@@ -109,6 +107,10 @@ class _LeastShared:
         except InfeasibleError:
             return False
         return True
+
+    @cached_property
+    def _node_of(self) -> dict[str, str]:
+        return {device.name: device.node for device in self.cluster.devices}
 
     @cached_property
     def _network(self) -> Network:

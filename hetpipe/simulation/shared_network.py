@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 from cost_model.collectives import tree_broadcast, tree_reduce
 from cost_model.network import idle
@@ -32,6 +33,7 @@ from hetpipe.program.instructions import (
     incoming,
 )
 from hetpipe.simulation.simulator import inner_starts_s
+from partition.plan import Plan
 
 VARIED = 0.02
 """The share of its seconds by which a computation may be longer or shorter than measured."""
@@ -40,7 +42,11 @@ UNEVEN = 2.0
 STEPS = 3
 """Steps that are run, each with other draws of these; the one in the middle counts."""
 LARGE = 50_000
-"""Instructions of a program of which one step is run, of half a second or more; draws hardly matter there."""
+"""The work of a plan of which one step is run, of half a second or more; draws hardly matter there."""
+INSTRUCTIONS = 4
+"""Of a microbatch at a stage, about: what it computes, sends and receives, forward and backward."""
+CROWD = 32
+"""Stages that may send to other nodes from one of them: of more each takes longer, the more there are."""
 
 
 def shared_step_s(
@@ -52,17 +58,32 @@ def shared_step_s(
     fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2) by weights between 1 and `uneven`; those
     from one device to another one come one after the other. Computations take up to `varied` of their seconds
     more or less. The same program has the same answer: the median of so many steps, None for `STEPS`, or for
-    one of a `LARGE` program.
+    one of a `LARGE` plan.
     """
     if costs.program.plan.sharding.by_layer:
         return None
     if varied == 0 and uneven == 1:
         steps = 1
     elif steps is None:
-        steps = STEPS if sum(map(len, costs.program.ranks)) < LARGE else 1
+        node_of = {device.name: device.node for device in costs.devices}
+        steps = STEPS if work_of(costs.program.plan, node_of) < LARGE else 1
     draws = [random.Random(number) for number in range(steps)]
     work = _Work(costs)
     return statistics.median(_SharedStep(work, draw, varied, uneven).run() for draw in draws)
+
+
+def work_of(plan: Plan, node_of: Mapping[str, str]) -> float:
+    """Return about how many instructions a step of a plan is, more where crowds share a card: 10 us of each.
+
+    node_of: the node of each device (names).
+    """
+    ticks, leaving = 0, Counter[str]()
+    for entry in plan.pipelines:
+        ticks += entry.num_microbatches * len(entry.stages)
+        nodes = [node_of[stage.device] for stage in entry.stages]
+        leaving.update(one for one, other in pairwise(nodes) if one != other)
+    crowd = max(leaving.values(), default=0)
+    return INSTRUCTIONS * ticks * (crowd / 8 if crowd > CROWD else 1)
 
 
 @dataclass(slots=True, eq=False)
