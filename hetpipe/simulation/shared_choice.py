@@ -1,9 +1,9 @@
 """Which of the plans that a search has looked at is fast by turns and where messages share the network."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
@@ -64,42 +64,45 @@ class _LeastShared:
 
     def __call__(self, plan: Plan, candidates: Mapping[Plan, float]) -> Plan:
         """Return the plan that is taken, given that of a search, and all that it has looked at."""
+        shared_s = cache(self._shared_s)  # several looks come by the same plans
         for look in self.looks:
-            plan = self._taken(plan, candidates, look)
+            plan = self._taken(plan, candidates, look, shared_s)
         return plan
 
-    def _taken(self, plan: Plan, candidates: Mapping[Plan, float], look: Look) -> Plan:
-        work = work_of(plan, self._node_of)
+    def _taken(
+        self,
+        plan: Plan,
+        candidates: Mapping[Plan, float],
+        look: Look,
+        shared_s: Callable[[Plan, int | None], float | None],
+    ) -> Plan:
+        work = work_of(plan, self.cluster.devices)
         if work > look.work:
             return plan
-        costs, own_s = self._costs(plan), candidates[plan]
-        shared_s = shared_step_s(costs)
-        if shared_s is None or shared_s < (1 + look.meeting) * own_s:
+        own_s, own_shared_s = candidates[plan], shared_s(plan, None)
+        if own_shared_s is None or own_shared_s < (1 + look.meeting) * own_s:
             return plan
-        limit_s = (1 - look.alike) * max(own_s, shared_s)
+
+        def longer_s(step_s: float, place: int, steps: int | None) -> float:
+            found_s = shared_s(plans[place], steps)
+            return math.inf if found_s is None else max(step_s, found_s)
+
+        plans = list(candidates)
+        limit_s = (1 - look.alike) * max(own_s, own_shared_s)
         most_s = min(limit_s, (1 + look.most_longer) * own_s)
         near = sorted((step_s, place) for place, step_s in enumerate(candidates.values()) if step_s <= most_s)
         every = max(1, math.ceil(len(near) * work / look.work))
-        plans, found = list(candidates), list[tuple[float, float, int]]()
-        for step_s, place in near[::every]:
-            if self._fits(plans[place]):
-                found.append((self._longer_s(plans[place], step_s, steps=1), step_s, place))
-        last = [
-            (self._longer_s(plans[place], step_s), step_s, place)
-            for _, step_s, place in sorted(found)[: look.last]
-        ]
+        tried = [(step_s, place) for step_s, place in near[::every] if self._fits(plans[place])]
+        once = sorted((longer_s(step_s, place, 1), step_s, place) for step_s, place in tried)
+        last = [(longer_s(step_s, place, None), step_s, place) for _, step_s, place in once[: look.last]]
         alike_s = min(limit_s, (1 + look.alike) * min(last, default=(math.inf,))[0])
-        alike = [(step_s, place) for longer_s, step_s, place in last if longer_s <= alike_s]
+        alike = [(step_s, place) for each_s, step_s, place in last if each_s <= alike_s]
         return plans[min(alike)[1]] if alike else plan
 
-    def _longer_s(self, plan: Plan, step_s: float, steps: int | None = None) -> float:
-        """Return the longer of both steps, that by turns given; inf of a plan that goes layer by layer."""
-        shared_s = shared_step_s(self._costs(plan), steps=steps)
-        return math.inf if shared_s is None else max(step_s, shared_s)
-
-    def _costs(self, plan: Plan) -> ProgramCosts:
+    def _shared_s(self, plan: Plan, steps: int | None) -> float | None:
         program = lower(plan, self.profile, self.cluster)
-        return ProgramCosts(program, self.profile, self.cluster, self._network, self._prices)
+        costs = ProgramCosts(program, self.profile, self.cluster, self._network, self._prices)
+        return shared_step_s(costs, steps=steps)
 
     def _fits(self, plan: Plan) -> bool:
         try:
@@ -107,10 +110,6 @@ class _LeastShared:
         except InfeasibleError:
             return False
         return True
-
-    @cached_property
-    def _node_of(self) -> dict[str, str]:
-        return {device.name: device.node for device in self.cluster.devices}
 
     @cached_property
     def _network(self) -> Network:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
+from cost_model.cluster import Device
 from cost_model.collectives import tree_broadcast, tree_reduce
 from cost_model.network import idle
 from cost_model.sum_resources import all_reduce_holds_s, messages_hold_s
@@ -65,18 +66,18 @@ def shared_step_s(
     if varied == 0 and uneven == 1:
         steps = 1
     elif steps is None:
-        node_of = {device.name: device.node for device in costs.devices}
-        steps = STEPS if work_of(costs.program.plan, node_of) < LARGE else 1
+        steps = STEPS if work_of(costs.program.plan, costs.devices) < LARGE else 1
     draws = [random.Random(number) for number in range(steps)]
     work = _Work(costs)
     return statistics.median(_SharedStep(work, draw, varied, uneven).run() for draw in draws)
 
 
-def work_of(plan: Plan, node_of: Mapping[str, str]) -> float:
+def work_of(plan: Plan, devices: Iterable[Device]) -> float:
     """Return about how many instructions a step of a plan is, more where crowds share a card: 10 us of each.
 
-    node_of: the node of each device (names).
+    devices: those of the plan, and maybe others.
     """
+    node_of = {device.name: device.node for device in devices}
     ticks, leaving = 0, Counter[str]()
     for entry in plan.pipelines:
         ticks += entry.num_microbatches * len(entry.stages)

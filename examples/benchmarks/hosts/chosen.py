@@ -1,27 +1,20 @@
 """Are plans whose messages meet less faster on real links, as the second clock says? See README.md."""
 
 import argparse
-import importlib
 import os
-import platform
 import statistics
-import sys
-import tempfile
 from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
 
-from crowded import CUTS, MODEL, run_plan
+from crowded import BURST, plan_of, run_plan
 
 from cost_model.cluster import Cluster, Node
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import ModelProfile, read_profile
-from hetpipe.profiling.profile_cache import processor_name
 from hetpipe.simulation.prediction import evaluator, predict
 from hetpipe.simulation.shared_choice import EVERYWHERE, TIES, least_shared
 from hetpipe.simulation.shared_network import shared_step_s
-from main import ROOT
-from partition.plan import Pipeline, Plan, Stage
+from main import machine, three_hosts
+from partition.plan import Plan
 from partition.problem import problem_of
 from partition.solver import solve
 
@@ -32,23 +25,17 @@ CHOICES = {"by turns": None, "auto": (TIES,), "--shared-network": EVERYWHERE}
 def main() -> None:
     options = _options()
     os.environ["OMP_NUM_THREADS"] = "1"  # of each rank
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    hosts_of_tests = importlib.import_module("three_hosts")
     print("| devices | links | choice | by turns s | shared s | measured s | spread |\n" + "|---" * 7 + "|")
     for counts in options.counts:
         nodes = tuple(zip("abc", map(int, counts), strict=True))
-        links = (options.rate,) * 3
-        with hosts_of_tests.three_hosts(links) as hosts, tempfile.TemporaryDirectory() as folder:
-            for host in hosts:
-                host.shape(options.rate, burst="64kb")
-            place = Path(folder)
-            _, first = run_plan(hosts, place, _by_hand(), 1, nodes)  # which measures devices and links
+        with three_hosts((options.rate,) * 3, burst=BURST) as (hosts, folder):
+            _, first = run_plan(hosts, folder, plan_of(("abc",), 1), 1, nodes)  # measures devices and links
             profile, cluster = read_profile(first / "profile.json"), read_cluster(first / "cluster.toml")
             plans = _plans(profile, _tight(cluster), options.batch)
             seconds: dict[Plan, list[float]] = {plan: [] for plan in plans.values()}
             for _ in range(options.rounds):
                 for plan, found in seconds.items():
-                    report, _ = run_plan(hosts, place, plan, options.steps, nodes)
+                    report, _ = run_plan(hosts, folder, plan, options.steps, nodes)
                     found.append(report["measured_step_s"])
         for name, plan in plans.items():
             prediction, found = predict(plan, profile, cluster), seconds[plan]
@@ -59,8 +46,7 @@ def main() -> None:
                 f"{min(found):.2f} to {max(found):.2f}",
             )  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
-    machine = f"{os.cpu_count()} x {processor_name()}"
-    print(f"\n{machine}; Python {platform.python_version()}, torch {version('torch')}")
+    print(f"\n{machine()}")
 
 
 def _options() -> argparse.Namespace:
@@ -97,15 +83,6 @@ def _plans(profile: ModelProfile, cluster: Cluster, batch: int) -> dict[str, Pla
         )
         for name, looks in CHOICES.items()
     }  # fmt: skip
-
-
-def _by_hand() -> Plan:
-    """Return a plan of two microbatches."""
-    stages = tuple(
-        Stage((f"{node}/0",), cut, len(CUTS) - stage)
-        for stage, (node, cut) in enumerate(zip("abc", CUTS, strict=True))
-    )
-    return Plan("by hand", MODEL, 8, (Pipeline(4, 8, stages),))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,20 @@
 """How long is a step where messages of several pipelines meet on real links? See README.md. As root."""
 
 import argparse
-import importlib
 import os
-import platform
-import sys
-import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
-from hetpipe.profiling.profile_cache import processor_name
 from hetpipe.simulation.prediction import predict
 from hetpipe.simulation.shared_network import shared_step_s
-from main import ROOT, run_on_hosts
+from main import machine, run_on_hosts, three_hosts
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_text
 
+BURST = "64kb"  # of a link
 MODEL, SEQUENCE_LENGTH, SAMPLES = "bert-tiny", 256, 8  # of a microbatch: messages of 524 kB
 CUTS = ((0, 3), (3, 6), (6, 8))
 NODES, SPEED = (("a", 3), ("b", 3), ("c", 3)), 0.05
@@ -34,16 +29,12 @@ SHAPES = {
 def main() -> None:
     options = _options()
     os.environ["OMP_NUM_THREADS"] = "1"  # of each rank
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    hosts_of_tests = importlib.import_module("three_hosts")
     print("| links | pipelines | by turns s | error | shared s | error | measured s |\n" + "|---" * 7 + "|")
     for rate in options.rates:
-        with hosts_of_tests.three_hosts((rate,) * 3) as hosts, tempfile.TemporaryDirectory() as folder:
-            for host in hosts:
-                host.shape(rate, burst="64kb")
+        with three_hosts((rate,) * 3, burst=BURST) as (hosts, folder):
             for shape, chains in SHAPES.items():
-                plan = _plan(chains, options.microbatches)
-                report, run = run_plan(hosts, Path(folder), plan, options.steps)
+                plan = plan_of(chains, options.microbatches)
+                report, run = run_plan(hosts, folder, plan, options.steps)
                 measured_s = report["measured_step_s"]
                 profile, cluster = read_profile(run / "profile.json"), read_cluster(run / "cluster.toml")
                 prediction = predict(plan, profile, cluster)
@@ -53,8 +44,7 @@ def main() -> None:
                     for seconds in (prediction.step_s, shared_s)
                 ]
                 print(f"| {rate} | {shape} | {' | '.join(cells)} | {measured_s:.2f} |", flush=True)
-    machine = f"{os.cpu_count()} x {processor_name()}"
-    print(f"\n{machine}; Python {platform.python_version()}, torch {version('torch')}")
+    print(f"\n{machine()}")
 
 
 def _options() -> argparse.Namespace:
@@ -65,7 +55,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _plan(chains: tuple[str, ...], microbatches: int) -> Plan:
+def plan_of(chains: tuple[str, ...], microbatches: int) -> Plan:
     """Return a pipeline for each chain of nodes, over one device of each."""
     pipelines = tuple(
         Pipeline(

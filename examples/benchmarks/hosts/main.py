@@ -8,7 +8,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,12 @@ devices = [{{ kind = "emulated", memory = "4 GiB", count = {count}, speed = {spe
 
 def main() -> None:
     options = _options()
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    hosts_of_tests = importlib.import_module("three_hosts")
     print("| links | strategy | predicted s | measured s | error |\n|---|---|---|---|---|")
     said: list[str] = []
     for rates in (("1gbit", "1gbit", "1gbit"), ("1gbit", "1gbit", "100mbit")):
-        with hosts_of_tests.three_hosts(rates) as hosts, tempfile.TemporaryDirectory() as folder:
+        with three_hosts(rates) as (hosts, folder):
             for strategy in options.strategies:
-                report, notes = _run(hosts, Path(folder), strategy, options)
+                report, notes = _run(hosts, folder, strategy, options)
                 predicted_s, measured_s = report["predicted_step_s"], report["measured_step_s"]
                 error = f"{100 * (measured_s / predicted_s - 1):+.1f} %"
                 print(
@@ -50,8 +49,7 @@ def main() -> None:
                 )
                 said += [f"{', '.join(rates)}: {line}" for line in notes if line not in "".join(said)]
     print("", *said, sep="\n")
-    machine = f"{os.cpu_count()} x {processor_name()}"
-    print(f"\n{machine}; Python {platform.python_version()}, torch {version('torch')}; {_load()}")
+    print(f"\n{machine()}; {_load()}")
 
 
 def _options() -> argparse.Namespace:
@@ -76,6 +74,24 @@ def _run(
     )
     report, said = run_on_hosts(hosts, folder, NODES, line, speed=options.speed)
     return report, [line for line in said if line.startswith("note: measured")]
+
+
+@contextmanager
+def three_hosts(rates: Sequence[str], *, burst: str | None = None) -> Iterator[tuple[Any, Path]]:
+    """Give hosts of the tests whose links have these rates, and a folder for what they do; burst: of each."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    of_tests = importlib.import_module("three_hosts")
+    with of_tests.three_hosts(rates) as hosts, tempfile.TemporaryDirectory() as folder:
+        if burst is not None:
+            for host, rate in zip(hosts, rates, strict=True):
+                host.shape(rate, burst=burst)
+        yield hosts, Path(folder)
+
+
+def machine() -> str:
+    """Return what ran: cores, processor and versions."""
+    cores = f"{os.cpu_count()} x {processor_name()}"
+    return f"{cores}; Python {platform.python_version()}, torch {version('torch')}"
 
 
 def run_on_hosts(

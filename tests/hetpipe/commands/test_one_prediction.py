@@ -1,4 +1,4 @@
-"""How often a verb and its ranks lower, verify and simulate: once, evaluations of the planner apart."""
+"""How often a verb and its ranks lower, verify and simulate: once, the planner's evaluations apart."""
 
 import sys
 from collections import Counter
