@@ -4,7 +4,8 @@
 `fast_simulator` gives the same times for the planner's many candidates, compiled where that pays.
 `schedule_selection` lowers a plan under the schedule that simulates fastest, `collective_selection` does so
 with its sums, and `prediction` is what the planner and the commands call. `shared_network` is a second
-clock, of messages that share the network; `shared_choice` takes the plan that is best by it. No torch here.
+clock, of messages that share the network (`fair_shares`); `shared_choice` takes the plan that is best by it.
+No torch here.
 
 Others use:
     simulator: simulate

@@ -23,7 +23,7 @@ class Look:
 
     meeting: by how much, as a share of it, that step has to be longer where messages meet, for any to be.
     most_longer: and how much longer than that one's a step may be by turns. work: of all plans
-    together (`work_of`), some 100,000 in a second; of more plans it is every few. last: plans that are run
+    together (`work_of`), some 150,000 in a second; of more plans it is every few. last: plans that are run
     as often as a prediction is, of which the best is taken. alike: by how much, as a share of it, the longer
     steps of plans may differ that are as good; with other draws those of one plan do by 0.01.
     """
@@ -36,7 +36,7 @@ class Look:
 
 
 ALL = Look()
-TIES = Look(meeting=0.03, most_longer=0.001, work=500_000, last=3)
+TIES = Look(meeting=0.03, most_longer=0.001, work=1_000_000, last=3)
 """Those that are as good by turns, in some seconds."""
 
 
@@ -76,7 +76,7 @@ class _LeastShared:
         look: Look,
         shared_s: Callable[[Plan, int | None], float | None],
     ) -> Plan:
-        work = work_of(plan, self.cluster.devices)
+        work = work_of(plan)
         if work > look.work:
             return plan
         own_s, own_shared_s = candidates[plan], shared_s(plan, None)

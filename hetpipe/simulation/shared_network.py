@@ -11,12 +11,10 @@ import math
 import random
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 
-from cost_model.cluster import Device
 from cost_model.collectives import tree_broadcast, tree_reduce
 from cost_model.network import idle
 from cost_model.sum_resources import all_reduce_holds_s, messages_hold_s
@@ -33,6 +31,7 @@ from hetpipe.program.instructions import (
     Transfer,
     incoming,
 )
+from hetpipe.simulation.fair_shares import FairShares, Lane
 from hetpipe.simulation.simulator import inner_starts_s
 from partition.plan import Plan
 
@@ -42,12 +41,10 @@ UNEVEN = 2.0
 """How many times as much as another one a connection may get where both share something."""
 STEPS = 3
 """Steps that are run, each with other draws of these; the one in the middle counts."""
-LARGE = 50_000
+LARGE = 150_000
 """The work of a plan of which one step is run, of half a second or more; draws hardly matter there."""
 INSTRUCTIONS = 4
 """Of a microbatch at a stage, about: what it computes, sends and receives, forward and backward."""
-CROWD = 32
-"""Stages that may send to other nodes from one of them: of more each takes longer, the more there are."""
 
 
 def shared_step_s(
@@ -55,135 +52,26 @@ def shared_step_s(
 ) -> float | None:
     """Return the seconds of a step where messages share the network; None of plans that go layer by layer.
 
-    Messages and sums of gradients that are under way get shares of what their routes have in common, max-min
-    fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2) by weights between 1 and `uneven`; those
-    from one device to another one come one after the other. Computations take up to `varied` of their seconds
-    more or less. The same program has the same answer: the median of so many steps, None for `STEPS`, or for
-    one of a `LARGE` plan.
+    Messages and sums of gradients that are under way get fair shares of what their routes have in common, by
+    weights between 1 and `uneven` (`fair_shares`); those from one device to another one come one after the
+    other. Computations take up to `varied` of their seconds more or less. The same program has the same
+    answer: the median of so many steps, None for `STEPS`, or for one of a `LARGE` plan.
     """
     if costs.program.plan.sharding.by_layer:
         return None
     if varied == 0 and uneven == 1:
         steps = 1
     elif steps is None:
-        steps = STEPS if work_of(costs.program.plan, costs.devices) < LARGE else 1
+        steps = STEPS if work_of(costs.program.plan) < LARGE else 1
     draws = [random.Random(number) for number in range(steps)]
     work = _Work(costs)
     return statistics.median(_SharedStep(work, draw, varied, uneven).run() for draw in draws)
 
 
-def work_of(plan: Plan, devices: Iterable[Device]) -> float:
-    """Return about how many instructions a step of a plan is, more where crowds share a card: 10 us of each.
-
-    devices: those of the plan, and maybe others.
-    """
-    node_of = {device.name: device.node for device in devices}
-    ticks, leaving = 0, Counter[str]()
-    for entry in plan.pipelines:
-        ticks += entry.num_microbatches * len(entry.stages)
-        nodes = [node_of[stage.device] for stage in entry.stages]
-        leaving.update(one for one, other in pairwise(nodes) if one != other)
-    crowd = max(leaving.values(), default=0)
-    return INSTRUCTIONS * ticks * (crowd / 8 if crowd > CROWD else 1)
-
-
-@dataclass(slots=True, eq=False)
-class _Flow:
-    """A message, or a sum: how much of it is left, and is done in a second.
-
-    then: what happens at its end. alone_s: its seconds on an idle network. held_s: for how many of these each
-    resource is in use. version: of its rate, so that ends that no longer hold are known.
-    """
-
-    then: Callable[[], None]
-    alone_s: float
-    held_s: Mapping[int, float]
-    weight: float
-    left: float = 1.0
-    rate: float = 0.0
-    since_s: float = 0.0
-    version: int = 0
-
-
-@dataclass(slots=True)
-class _SharedNetwork:
-    """Owns the flows under way.
-
-    users: by resource, in the order in which they began. ends: a heap of (seconds, number, version, flow).
-    """
-
-    users: dict[int, dict[_Flow, None]] = field(default_factory=dict)
-    ends: list[tuple[float, int, int, _Flow]] = field(default_factory=list)
-    count: int = 0
-
-    def start(self, flow: _Flow, now_s: float) -> None:
-        """Begin a flow."""
-        flow.since_s = now_s
-        for resource in flow.held_s:
-            self.users.setdefault(resource, {})[flow] = None
-        self._share([flow], now_s)
-
-    def next_end_s(self) -> float:
-        """Return when the next flow ends, if none begins before; inf if there is none."""
-        while self.ends and self.ends[0][2] != self.ends[0][3].version:
-            heapq.heappop(self.ends)
-        return self.ends[0][0] if self.ends else math.inf
-
-    def end_next(self) -> _Flow:
-        """End the flow that `next_end_s` speaks of."""
-        now_s, _, _, flow = heapq.heappop(self.ends)
-        for resource in flow.held_s:
-            del self.users[resource][flow]
-        self._share([other for resource in flow.held_s for other in self.users[resource]], now_s)
-        return flow
-
-    def _share(self, flows: Iterable[_Flow], now_s: float) -> None:
-        """Give rates to these flows, and to all that share something with them, or with those that do."""
-        found = dict.fromkeys(flows)
-        waiting = deque(found)
-        resources: dict[int, None] = {}
-        while waiting:
-            for resource in waiting.popleft().held_s:
-                if resource not in resources:
-                    resources[resource] = None
-                    fresh = [other for other in self.users[resource] if other not in found]
-                    found.update(dict.fromkeys(fresh))
-                    waiting.extend(fresh)
-        for flow, rate in _fair_rates(found, {key: list(self.users[key]) for key in resources}).items():
-            if rate != flow.rate:
-                flow.left -= flow.rate * (now_s - flow.since_s)
-                flow.since_s, flow.rate, flow.version = now_s, rate, flow.version + 1
-                self.count += 1
-                end_s = now_s + max(flow.left, 0.0) / rate
-                heapq.heappush(self.ends, (end_s, self.count, flow.version, flow))
-
-
-def _fair_rates(flows: Iterable[_Flow], users: Mapping[int, Sequence[_Flow]]) -> dict[_Flow, float]:
-    """Return the rates of flows, each of which is what some resource of it has for it, or all that it can.
-
-    The least that a resource has for each of its flows is given out first, and so on.
-    """
-    rates: dict[_Flow, float] = {}
-    free = dict.fromkeys(users, 1.0)
-    left = dict.fromkeys(flows)
-    shared = {key: members for key, members in users.items() if len(members) > 1}
-    while left:
-        least, tight = math.inf, None
-        for resource, members in shared.items():
-            load = sum(flow.weight * flow.held_s[resource] / flow.alone_s for flow in members if flow in left)
-            if load > 0 and free[resource] / load < least:
-                least, tight = free[resource] / load, resource
-        slow = {flow: min(least * flow.weight, 1.0) for flow in left}
-        given = [flow for flow, rate in slow.items() if rate == 1.0]
-        if not given:
-            assert tight is not None
-            given = [flow for flow in shared[tight] if flow in left]
-        for flow in given:
-            rates[flow] = slow[flow] / flow.alone_s
-            del left[flow]
-            for resource, seconds in flow.held_s.items():
-                free[resource] = max(free[resource] - rates[flow] * seconds, 0.0)
-    return rates
+def work_of(plan: Plan) -> int:
+    """Return about how many instructions a step of a plan is: 5 us of each."""
+    ticks = sum(entry.num_microbatches * len(entry.stages) for entry in plan.pipelines)
+    return INSTRUCTIONS * ticks
 
 
 @dataclass(slots=True)
@@ -191,7 +79,7 @@ class _Work:
     """Owns what is the same in all steps of a program.
 
     inner: by rank and the place of a SYNC inside a backward, how long before its end. exchanges: by what has
-    been asked for, `_exchange_s`.
+    been asked for, `exchange`.
     """
 
     costs: ProgramCosts
@@ -204,10 +92,11 @@ class _Work:
         self.inner = [inner_starts_s(self.costs, rank) for rank in range(len(lists))]
         self.syncs = [[entry for entry in entries if isinstance(entry, Sync)] for entries in lists]
 
-    def exchange_s(self, entry: Sync | Broadcast) -> tuple[float, dict[int, float]]:
-        """Return `_exchange_s` of a sum or a broadcast."""
+    def exchange(self, entry: Sync | Broadcast) -> tuple[float, dict[int, float]]:
+        """Return the seconds of a sum or a broadcast alone, and what part of them holds each resource."""
         if entry not in self.exchanges:
-            self.exchanges[entry] = _exchange_s(self.costs, entry)
+            alone_s, held_s = _exchange_s(self.costs, entry)
+            self.exchanges[entry] = alone_s, {key: held / alone_s for key, held in held_s.items() if alone_s}
         return self.exchanges[entry]
 
 
@@ -225,7 +114,7 @@ class _SharedStep:
     varied: float
     uneven: float
     now_s: float = 0.0
-    network: _SharedNetwork = field(default_factory=_SharedNetwork)
+    network: FairShares = field(default_factory=FairShares)
     costs: ProgramCosts = field(init=False)
     position: list[int] = field(init=False)
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -250,7 +139,7 @@ class _SharedStep:
             if self.events and self.events[0][0] <= end_s:
                 self.now_s, _, happen = heapq.heappop(self.events)
             else:
-                self.now_s, happen = end_s, self.network.end_next().then
+                self.now_s, happen = end_s, self.network.end_next()
             happen()
         ends = [at == len(rank) for at, rank in zip(self.position, self.costs.program.ranks, strict=True)]
         assert all(ends), "a program that the simulator runs does not deadlock"
@@ -260,12 +149,11 @@ class _SharedStep:
         self.count += 1
         heapq.heappush(self.events, (seconds, self.count, happen))
 
-    def _start(self, alone_s: float, held_s: Mapping[int, float], then: Callable[[], None]) -> None:
+    def _start(self, alone_s: float, lane: Lane, then: Callable[[], None]) -> None:
         if alone_s <= 0:
             self._at(self.now_s, then)
             return
-        weight = self.draw.uniform(1.0, self.uneven)
-        self.network.start(_Flow(then, alone_s, held_s, weight), self.now_s)
+        self.network.start(lane, alone_s, self.draw.uniform(1.0, self.uneven), self.now_s, then)
 
     def _go_on(self, rank: int) -> None:
         """Let a rank do what it comes to now."""
@@ -335,7 +223,7 @@ class _SharedStep:
         send = self.sending[pair][0]
         route = self.costs.route(send)
         alone_s = route.link.occupancy_s(self.costs.transfer_bytes(send))
-        self._start(alone_s, dict.fromkeys(route.resources, alone_s), partial(self._sent, pair))
+        self._start(alone_s, self.network.lane(route.resources), partial(self._sent, pair))
 
     def _sent(self, pair: tuple[str, str]) -> None:
         waiting = self.sending[pair]
@@ -353,8 +241,8 @@ class _SharedStep:
         """Take a rank that is ready for a sum, or for new parameters; the last one starts it (R7, R10)."""
         self.joined[entry] += 1
         if self.joined[entry] == len(self.costs.program.buckets[entry.bucket].ranks):
-            alone_s, held_s = self.work.exchange_s(entry)
-            self._start(alone_s, held_s, partial(self._exchanged, entry))
+            alone_s, parts = self.work.exchange(entry)
+            self._start(alone_s, Lane(parts), partial(self._exchanged, entry))
 
     def _exchanged(self, entry: Sync | Broadcast) -> None:
         self.over.add(entry)

@@ -10,7 +10,7 @@ from clock_cases import Case, cases, enough
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Direction, Sync, Transfer
 from hetpipe.simulation.prediction import predict
-from hetpipe.simulation.shared_network import VARIED, _exchange_s, _fair_rates, _Flow, shared_step_s
+from hetpipe.simulation.shared_network import VARIED, _exchange_s, shared_step_s
 from hetpipe.simulation.simulator import simulate
 from partition.bounds.best_bound import fractional_bound_s
 from small_case import meeting_chains, whole_model_on_two_nodes_of_two
@@ -24,26 +24,6 @@ def exact_s(costs: ProgramCosts) -> float:
     step_s = shared_step_s(costs, varied=0.0, uneven=1.0)
     assert step_s is not None
     return step_s
-
-
-def flow(seconds: float, *resources: int, weight: float = 1.0) -> _Flow:
-    return _Flow(lambda: None, seconds, dict.fromkeys(resources, seconds), weight)
-
-
-def test_the_least_share_is_given_out_first():
-    # three pass card 0, a third each; one of these also card 1, of which another flow has the rest
-    three = [flow(2.0, 0), flow(2.0, 0), flow(1.0, 0, 1)]
-    other = flow(4.0, 1)
-    rates = _fair_rates([*three, other], {0: three, 1: [three[2], other]})
-    assert [rates[each] * each.alone_s for each in three] == pytest.approx([1 / 3] * 3)
-    assert rates[other] * other.alone_s == pytest.approx(2 / 3)
-
-
-def test_shares_go_by_weight_and_none_is_faster_than_alone():
-    heavy, light = flow(1.0, 0, weight=3.0), flow(1.0, 0)
-    assert _fair_rates([heavy, light], {0: [heavy, light]}) == pytest.approx({heavy: 0.75, light: 0.25})
-    half = _Flow(lambda: None, 2.0, {0: 1.0}, 5.0)  # it uses half of the card at its fastest
-    assert _fair_rates([half, light], {0: [half, light]}) == pytest.approx({half: 0.5, light: 0.5})
 
 
 def chains(count: int) -> ProgramCosts:
