@@ -22,10 +22,11 @@ class Look:
     """Which plans are looked at, beside that of the search.
 
     meeting: by how much, as a share of it, that step has to be longer where messages meet, for any to be.
-    most_longer: and how much longer than that one's a step may be by turns. work: of all plans
-    together (`work_of`), some 150,000 in a second; of more plans it is every few. last: plans that are run
-    as often as a prediction is, of which the best is taken. alike: by how much, as a share of it, the longer
-    steps of plans may differ that are as good; with other draws those of one plan do by 0.01.
+    most_longer: and how much longer than that one's a step may be by turns. work: of all plans together
+    (`work_of`), some 150,000 in a second; of more plans it is every few, and none where not even the last
+    could be run. last: plans that are run as often as a prediction is, of which the best is taken. alike: by
+    how much, as a share of it, the longer steps of plans may differ that are as good; with other draws those
+    of one plan do by 0.01.
     """
 
     meeting: float = 0.0
@@ -77,7 +78,7 @@ class _LeastShared:
         shared_s: Callable[[Plan, int | None], float | None],
     ) -> Plan:
         work = work_of(plan)
-        if work > look.work:
+        if work * look.last > look.work:
             return plan
         own_s, own_shared_s = candidates[plan], shared_s(plan, None)
         if own_shared_s is None or own_shared_s < (1 + look.meeting) * own_s:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from cost_model.errors import InfeasibleError
 from hetpipe.simulation.prediction import evaluator, predict
 from hetpipe.simulation.shared_choice import TIES, Look, least_shared
-from hetpipe.simulation.shared_network import shared_step_s
+from hetpipe.simulation.shared_network import shared_step_s, work_of
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Problem, problem_of
 from partition.solver import compare, solve
@@ -93,8 +93,13 @@ def test_of_plans_that_are_as_good_by_turns_the_one_is_taken_whose_messages_meet
         seen = {own: step_s, other: longer * step_s}
         assert least_shared(profile, cluster, [TIES])(own, seen) == of_ties
         assert least_shared(profile, cluster)(own, seen) == other
-    twice = replace(TIES, meeting=1.0)
-    assert least_shared(profile, cluster, [twice])(own, {own: step_s, other: step_s}) == own
+    work = work_of(own)
+    for look, taken in (
+        (replace(TIES, meeting=1.0), own),
+        (replace(TIES, work=3 * work), other),
+        (replace(TIES, work=3 * work - 1), own),
+    ):
+        assert least_shared(profile, cluster, [look])(own, {own: step_s, other: step_s}) == taken
 
 
 def test_of_plans_that_are_as_good_where_messages_meet_the_shortest_by_turns_is_taken():
