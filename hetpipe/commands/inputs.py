@@ -17,7 +17,7 @@ from cost_model.profile import ModelProfile, read_profile
 from cost_model.what_if import without
 from hetpipe.commands.given_profile import check_dtypes, check_profile, warn_of_doubts
 from hetpipe.commands.gpu_defaults import measured
-from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
+from hetpipe.commands.options import AUTO, AdapterOptions, PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.reporting.progress import progress_bar
@@ -94,6 +94,11 @@ class PlanRequest:
         )  # fmt: skip
         return _forced_problem(problem, self.strategy, self.options)
 
+    @property
+    def may_share(self) -> bool:
+        """Whether --shared-network might change the plan."""
+        return self.strategy == AUTO and not self.options.shared_network
+
     def choose(self, profile: ModelProfile) -> "Choose":
         """Return what takes another plan of those that a search has looked at, where messages meet."""
         from hetpipe.simulation.shared_choice import EVERYWHERE, TIES, least_shared
@@ -110,9 +115,9 @@ def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> Pla
 
     check_strategy(strategy)
     check_gradient_dtype(options.gradient_dtype or FLOAT32)
-    if options.thorough and strategy != "auto":
+    if options.thorough and strategy != AUTO:
         raise InputError(f"--thorough is for --strategy auto; {strategy!r} searches for nothing")
-    if options.shared_network and strategy != "auto":
+    if options.shared_network and strategy != AUTO:
         raise InputError(f"--shared-network is for --strategy auto; {strategy!r} has one plan")
     proof_s = _proof_seconds(options)
     cluster = read_cluster(cluster_file)
@@ -151,7 +156,7 @@ def _forced_problem(problem: Problem, strategy: str, options: PlanOptions) -> Pr
 
     pins = [parse_pin(text) for text in options.pins or ()]
     forced = forced_of(problem.profile, problem.cluster, pins, options.num_pipelines, options.max_devices)
-    if strategy != "auto":
+    if strategy != AUTO:
         raise InputError(f"{describe(forced)} is for --strategy auto; {strategy!r} decides all by itself")
     problem = dataclasses.replace(problem, forced=forced)
     check_forced(problem)

@@ -79,6 +79,7 @@ def plan_command(
     plan, outcomes, sentences = _planned(problem, request, objective, alone=json)
     prediction = predict(plan, profile, cluster, schedule)
     check_memory(prediction.plan, profile, cluster)
+    shared = shared_sentences(prediction, option=request.may_share and not objective.given)
     text = ""
     if program:
         verify(prediction.program, profile, cluster)
@@ -91,13 +92,13 @@ def plan_command(
         extra |= plan_expenses(plan, cluster) if objective.given else {}
         extra |= {"memory": memory_json(prediction.plan, profile, cluster)} if mostly_frozen(profile) else {}
         print_json({**plan_data(prediction.plan), **extra})
-        note([*estimates_of(profile, cluster), *shared_sentences(prediction)])
+        note([*estimates_of(profile, cluster), *shared])
         return
     forced = options.forces_plan
     show_plan(prediction.plan, outcomes, profile, cluster, details=verbose, forced=forced)
     if mostly_frozen(profile):
         show([memory_table(prediction.plan, profile, cluster)])
-    show([*sentences, *choice_sentences(prediction.choice, schedule), *shared_sentences(prediction)])
+    show([*sentences, *choice_sentences(prediction.choice, schedule), *shared])
     sys.stdout.write(text)
 
 

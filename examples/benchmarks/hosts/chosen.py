@@ -18,20 +18,20 @@ from partition.plan import Plan
 from partition.problem import problem_of
 from partition.solver import solve
 
-BYTES = 20e6  # of a device: the whole model does not fit
 CHOICES = {"by turns": None, "auto": (TIES,), "--shared-network": EVERYWHERE}
 
 
 def main() -> None:
     options = _options()
     os.environ["OMP_NUM_THREADS"] = "1"  # of each rank
-    print("| devices | links | choice | by turns s | shared s | measured s | spread |\n" + "|---" * 7 + "|")
+    heads = "devices", "memory", "links", "batch", "choice", "by turns s", "shared s", "measured s", "spread"
+    print(f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|")
     for counts in options.counts:
         nodes = tuple(zip("abc", map(int, counts), strict=True))
         with three_hosts((options.rate,) * 3, burst=BURST) as (hosts, folder):
             _, first = run_plan(hosts, folder, plan_of(("abc",), 1), 1, nodes)  # measures devices and links
             profile, cluster = read_profile(first / "profile.json"), read_cluster(first / "cluster.toml")
-            plans = _plans(profile, _tight(cluster), options.batch)
+            plans = _plans(profile, _tight(cluster, 1e6 * options.memory), options.batch)
             seconds: dict[Plan, list[float]] = {plan: [] for plan in plans.values()}
             for _ in range(options.rounds):
                 for plan, found in seconds.items():
@@ -41,8 +41,8 @@ def main() -> None:
             prediction, found = predict(plan, profile, cluster), seconds[plan]
             shared_s = shared_step_s(prediction.costs)
             cells = (
-                ", ".join(counts), options.rate, name, f"{prediction.step_s:.2f}",
-                f"{shared_s:.2f}", f"{statistics.median(found):.2f}",
+                ", ".join(counts), f"{options.memory:g} MB", options.rate, str(options.batch), name,
+                f"{prediction.step_s:.2f}", f"{shared_s:.2f}", f"{statistics.median(found):.2f}",
                 f"{min(found):.2f} to {max(found):.2f}",
             )  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
@@ -53,17 +53,18 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", nargs="+", default=["333", "234"], help="devices of each host")
     parser.add_argument("--rate", default="20mbit")
+    parser.add_argument("--memory", type=float, default=20, help="MB of a device; none takes the whole model")
     parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     return parser.parse_args()
 
 
-def _tight(cluster: Cluster) -> Cluster:
-    """Return the cluster with devices that take no whole model."""
+def _tight(cluster: Cluster, memory_bytes: float) -> Cluster:
+    """Return the cluster with so much memory in each device."""
 
     def tight(node: Node) -> Node:
-        devices = (replace(each, memory_bytes=BYTES, reserve_bytes=0.0) for each in node.devices)
+        devices = (replace(each, memory_bytes=memory_bytes, reserve_bytes=0.0) for each in node.devices)
         return replace(node, devices=tuple(devices))
 
     return replace(cluster, nodes=tuple(map(tight, cluster.nodes)))
