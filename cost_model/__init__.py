@@ -15,7 +15,7 @@ For others:
     measured_links: MeasuredLink, MeasuredAllReduce
     catalogue: accelerator; roofline: estimate_kind, nearest_kind; known_errors: distrust, far_off
     dtypes: parse_dtype, check_fast, check_estimable
-    what_if: changed, without; expenses: expenses, Expenses, Objective
+    what_if: changed; other_clusters: without; expenses: expenses, Expenses, Objective
     errors: InputError, InfeasibleError, CheckFailedError, DivergedError; units: format_bytes, format_seconds
     strict_files: read_json, validate, did_you_mean, write_atomically
 """

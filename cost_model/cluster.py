@@ -25,6 +25,8 @@ def is_emulated(kind: str) -> bool:
     return kind.partition("-")[0] == EMULATED
 
 
+SLOWEST, FASTEST = 1e-9, 1e9
+"""Speeds that a device may have."""
 LEAST_BANDWIDTH = 1e-9
 
 
@@ -143,6 +145,8 @@ class HostMemory:
     def __post_init__(self) -> None:
         if not self.memory_bytes > 0:
             raise InputError(f"host_memory of {self.memory_bytes} bytes must be above zero; or leave it out")
+        if self.step_bytes_per_s is not None and not self.step_bytes_per_s > 0:
+            raise InputError("host_optimizer of 0 bytes a second makes no step; give more, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +243,7 @@ class Cluster:
 
     @cached_property
     def _by_name(self) -> dict[str, Device]:
-        return {device.name: device for device in reversed(self.devices)}
+        return {device.name: device for device in self.devices}
 
     def link(self, source: str, destination: str) -> Link:
         """Return the channel from one device to another (names)."""

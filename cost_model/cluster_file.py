@@ -13,6 +13,8 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 
 from cost_model.cluster import (
     CPU,
+    FASTEST,
+    SLOWEST,
     Cluster,
     Device,
     HostMemory,
@@ -34,7 +36,6 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 DEFAULT_RESERVE = "10 %"
 MOST_DEVICES = 100_000
-SLOWEST, FASTEST = 1e-9, 1e9
 
 
 class _Channel(BaseModel):

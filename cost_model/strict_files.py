@@ -242,7 +242,7 @@ def _describe(error: Any, adapter: TypeAdapter[Any]) -> str:
         return f"{key}: {message}" if key else message
     found = json.dumps(error["input"], default=str)
     shown = found if len(found) < 60 else found[:57] + "..."
-    return f"{key}: {message[0].lower() + message[1:]}, found {shown}"
+    return f"{f'{key}: ' * bool(key)}{message[0].lower() + message[1:]}, found {shown}"
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

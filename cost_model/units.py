@@ -105,10 +105,9 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.01234)
     '12.3 ms'
     """
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= factor:
-            return f"{seconds / factor:.3g} {unit}" if seconds / factor < 1000 else f"{seconds:.0f} {unit}"
-    return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
+    if seconds == 0:
+        return "0 s"
+    return _in_unit(seconds, {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
@@ -117,8 +116,21 @@ def format_bandwidth(bytes_per_s: float) -> str:
     >>> format_bandwidth(125e6)
     '1 Gbit/s'
     """
-    bits = bytes_per_s * 8
-    for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bits >= factor:
-            return f"{bits / factor:.3g} {unit}"
-    return f"{bits:.3g} bit/s"
+    return _in_unit(bytes_per_s * 8, {"Gbit/s": 1e9, "Mbit/s": 1e6, "kbit/s": 1e3, "bit/s": 1.0})
+
+
+def format_number(number: float, digits: int) -> str:
+    """Format a number for people, with so many significant digits and no exponent where it is large.
+
+    >>> format_number(0.012345, 3), format_number(999.7, 3), format_number(890700.0, 4)
+    ('0.0123', '1000', '890700')
+    """
+    text = f"{number:.{digits}g}"
+    return f"{number:.0f}" if "e+" in text else text
+
+
+def _in_unit(value: float, units: Mapping[str, float]) -> str:
+    """Return a value in the largest unit of which it is one or more, once it is rounded; else in the last."""
+    fitting = (unit for unit, factor in units.items() if float(f"{abs(value) / factor:.3g}") >= 1)
+    unit = next(fitting, list(units)[-1])
+    return f"{format_number(value / units[unit], 3)} {unit}"

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from cost_model.catalogue import ACCELERATORS, accelerator
-from cost_model.cluster import Cluster, Device, Link, Node, NodeLink, is_emulated
+from cost_model.cluster import FASTEST, SLOWEST, Cluster, Device, Link, Node, NodeLink, is_emulated
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
+from cost_model.other_clusters import without
 from cost_model.profile import ModelProfile
 from cost_model.strict_files import did_you_mean
 from cost_model.units import parse_bandwidth, parse_bytes, parse_seconds
@@ -71,55 +72,6 @@ def _changed_once(context: _Context, text: str) -> Cluster:
             return form.change(context, match)
     examples = " or ".join(f'"{form.example}"' for form in _FORMS[verb])
     raise InputError(f"{text!r} is incomplete; write for example {examples}")
-
-
-def without(cluster: Cluster, names: Iterable[str]) -> Cluster:
-    """Return the cluster less some devices ("old/3") or nodes ("old"); the others keep their names.
-
-    Raises: InputError for an unknown name, or if nothing is left.
-    """
-    devices, nodes = [device.name for device in cluster.devices], [node.name for node in cluster.nodes]
-    gone: set[str] = set()
-    for name in names:
-        if name in nodes:
-            of_node = {device.name for device in cluster.devices if device.node == name}
-            if not of_node:
-                raise InputError(f"node {name!r} has no devices left")
-            gone |= of_node
-        elif name in devices:
-            gone.add(name)
-        else:
-            near = did_you_mean(name, [*devices, *nodes])
-            raise InputError(f"{name!r} is to be left out: the cluster has no such device or node; {near}")
-    if gone >= set(devices):
-        raise InputError(f"what is left out leaves none of the {len(devices)} devices; leave out fewer")
-    kept = tuple(
-        replace(node, devices=tuple(d for d in node.devices if d.name not in gone)) for node in cluster.nodes
-    )
-    return replace(cluster, nodes=kept)
-
-
-def slowed(cluster: Cluster, times: Mapping[str, float]) -> Cluster:
-    """Return the cluster with some devices, by name, so many times slower than they are."""
-    nodes = []
-    for node in cluster.nodes:
-        devices = (replace(found, speed=found.speed / times.get(found.name, 1.0)) for found in node.devices)
-        nodes.append(replace(node, devices=tuple(devices)))
-    return replace(cluster, nodes=tuple(nodes))
-
-
-def with_room(cluster: Cluster, usable_bytes: Mapping[str, float]) -> Cluster:
-    """Return the cluster with some devices, by name, of which a plan may fill so much and no more."""
-    nodes = []
-    for node in cluster.nodes:
-        devices = (
-            replace(found, memory_bytes=usable_bytes[found.name] + found.reserve_bytes + found.driver_bytes)
-            if found.name in usable_bytes
-            else found
-            for found in node.devices
-        )
-        nodes.append(replace(node, devices=tuple(devices)))
-    return replace(cluster, nodes=tuple(nodes))
 
 
 def check_measured_links(before: Cluster, after: Cluster, profile: ModelProfile) -> None:
@@ -245,18 +197,22 @@ def _add_node(context: _Context, words: re.Match[str]) -> Cluster:
     """Add a node with the devices, the interconnect and the links of another."""
     cluster, name = context.cluster, words["new"]
     like = _node(cluster, words["node"])
+    if any(node.name == name and not node.devices for node in cluster.nodes):  # it was removed
+        nodes = tuple(node for node in cluster.nodes if node.name != name)
+        links = tuple(entry for entry in cluster.links if name not in entry.nodes)
+        cluster = replace(cluster, nodes=nodes, links=links)
     if not _NODE_NAME.fullmatch(name):
         raise InputError(f"{name!r} is no name of a node; use letters, digits, '_', '.' and '-'")
     devices = tuple(
         replace(device, name=f"{name}/{device.name.rpartition('/')[2]}", node=name) for device in like.devices
     )
-    links = (
+    further = (
         NodeLink((name, next(end for end in entry.nodes if end != like.name)), entry.link)
         for entry in cluster.links
         if like.name in entry.nodes
     )
     nodes = (*cluster.nodes, replace(like, name=name, devices=devices))
-    return replace(cluster, nodes=nodes, links=(*cluster.links, *links))
+    return replace(cluster, nodes=nodes, links=(*cluster.links, *further))
 
 
 def _remove(context: _Context, words: re.Match[str]) -> Cluster:
@@ -339,6 +295,16 @@ def _number(text: str) -> float:
     return float(text)
 
 
+def _speed(text: str) -> float:
+    """Return a speed, as a cluster file may have it.
+
+    Raises: InputError if it is none.
+    """
+    if not SLOWEST <= (speed := _number(text)) <= FASTEST:
+        raise InputError(f"{text[:40]!r} is no speed from {SLOWEST:g} to {FASTEST:g}; write for example 0.5")
+    return speed
+
+
 def _with_memory(device: Device, memory_bytes: float) -> Device:
     """Return a device of other memory, with the same share of it in reserve."""
     reserve_bytes = memory_bytes * (device.reserve_bytes / device.memory_bytes)
@@ -387,7 +353,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     ),
     "interconnect": (_Form(r"(?P<node>\S+) (?P<channel>.+)", "interconnect big 24 GB/s", _set_interconnect),),
     "memory": (_Form(_VALUE, "memory big/0 24 GiB", _setter(parse_bytes, _with_memory)),),
-    "speed": (_Form(_VALUE, "speed desk/1 0.5", _setter(_number, _with_speed)),),
+    "speed": (_Form(_VALUE, "speed desk/1 0.5", _setter(_speed, _with_speed)),),
     "price": (_Form(_VALUE, "price desk 0.4", _setter(_number, _with_price)),),
     "watts": (_Form(_VALUE, "watts desk 250", _setter(_number, _with_watts)),),
 }

@@ -108,6 +108,9 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb and return the exit code. A failure of the user's input is one line on stderr."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         code = app(args=arguments, prog_name="hetpipe", standalone_mode=False)
         sys.stdout.flush()

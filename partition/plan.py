@@ -180,6 +180,7 @@ class Figures:
     """Figures derived from a plan, never an input.
 
     bound_s: no plan of bound_space is faster under this cost model; gap = step_s / bound_s - 1.
+    bound_without: nodes and devices of the cluster that the plans of bound_space do not use.
     bubble: idle share of the makespan over the devices used, in [0, 1].
     """
 
@@ -190,13 +191,15 @@ class Figures:
     bound_s: float | None = None
     bound_space: str | None = None
     fractional_bound_s: float | None = None
+    bound_without: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float | None:
         return self.step_s / self.bound_s - 1 if self.bound_s else None
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "gap": self.gap}
+        rate = self.samples_per_s if self.step_s > 0 else None  # JSON has no infinity
+        return {**dataclasses.asdict(self), "samples_per_s": rate, "gap": self.gap}
 
 
 @dataclass(frozen=True)  # no slots: who holds what is looked up once, plans have thousands of devices

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def plan_from_data(data: object, source: str) -> Plan:
     if not isinstance(known.get("predicted"), dict):
         return plan
     figures = {key: value for key, value in known["predicted"].items() if key != "gap"}
+    if figures.get("samples_per_s", 0) is None:
+        figures["samples_per_s"] = math.inf  # of a step of no time
     return dataclasses.replace(plan, predicted=validate(_FIGURES, figures, source))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cost_model.cluster_file import read_cluster
-from cost_model.what_if import without
+from cost_model.other_clusters import without
 from hetpipe.commands.given_plan import check_devices, checked_plan, profile_of_plan
 from hetpipe.commands.options import (
     ClusterOption,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from cost_model.cluster import CPU, EMULATED
-from cost_model.cluster_file import FASTEST, SLOWEST, cluster_from_data
+from cost_model.cluster import CPU, EMULATED, FASTEST, SLOWEST
+from cost_model.cluster_file import cluster_from_data
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.commands.options import JsonOption

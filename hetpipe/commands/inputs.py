@@ -13,8 +13,8 @@ from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import FLOAT32, check_fast, check_gradient_dtype, common_dtype, dtypes_of
 from cost_model.errors import InputError
 from cost_model.known_errors import distrust, far_off
+from cost_model.other_clusters import without
 from cost_model.profile import ModelProfile, read_profile
-from cost_model.what_if import without
 from hetpipe.commands.given_profile import check_dtypes, check_profile, warn_of_doubts
 from hetpipe.commands.gpu_defaults import measured
 from hetpipe.commands.options import AUTO, AdapterOptions, PlanOptions, ProfileOptions
@@ -26,6 +26,7 @@ from hetpipe.runs.lora import parse_lora, read_adapter_settings
 from hetpipe.runs.optimizers import OptimizerKind, check_options, num_states
 from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings
+from partition.plan import Plan
 from partition.problem import Problem, problem_of
 
 if TYPE_CHECKING:
@@ -147,6 +148,17 @@ def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:
     if not exclude:
         return cluster
     return without(cluster, exclude)
+
+
+def for_whole(plan: Plan, part: Cluster, cluster: Cluster) -> Plan:
+    """Return the plan of a part of a cluster as one of the cluster, whose bound speaks about that part."""
+    known = {device.name for device in part.devices}
+    missing: list[str] = []
+    for node in cluster.nodes:
+        names = [device.name for device in node.devices if device.name not in known]
+        missing += [node.name] if names and len(names) == len(node.devices) else names
+    figures = plan.predicted and dataclasses.replace(plan.predicted, bound_without=tuple(missing))
+    return dataclasses.replace(plan, predicted=figures, cluster_sha256=cluster.sha256)
 
 
 def _forced_problem(problem: Problem, strategy: str, options: PlanOptions) -> Problem:

@@ -17,9 +17,10 @@ from cost_model.expenses import expenses
 from cost_model.profile import ModelProfile
 from cost_model.units import parse_seconds
 from cost_model.what_if import changed, check_measured_links
-from hetpipe.commands.inputs import PlanRequest
+from hetpipe.commands.inputs import PlanRequest, for_whole
 from hetpipe.commands.options import AUTO, ObjectiveOptions, WhatIfOptions
 from hetpipe.commands.output import estimates_of, note, print_json, status, statuses
+from hetpipe.program.instructions import Schedule
 from hetpipe.reporting.expense_tables import (
     WhatIfRow,
     choice_sentences,
@@ -76,6 +77,7 @@ def check_what_if(
         from partition.explanation.device_sets import check_choice
         from partition.explanation.pareto import known_objectives
 
+        _check_own_bounds(request, "the sets of --pareto")
         check_choice(bool(request.options.pins))
         known_objectives(request.usable)
 
@@ -255,15 +257,15 @@ def chosen_plan(
     evaluate = evaluator(problem.profile, problem.cluster)
     with status("planning for sets of devices", quiet=quiet):
         choice = best_within(problem, evaluate, options.objective, limits)
-    plan = dataclasses.replace(choice.best.plan, cluster_sha256=cluster.sha256)
+    plan = for_whole(choice.best.plan, problem.cluster, cluster)
     return plan, tuple(choice_sentences(choice))
 
 
-def check_objective(request: PlanRequest, options: ObjectiveOptions) -> None:
+def check_objective(request: PlanRequest, options: ObjectiveOptions, schedule: Schedule | None) -> None:
     """Check an objective and its limits before anything slow is done.
 
-    Raises: InputError for another strategy than `auto`, pins, limits that are none, or devices of which a
-        price or power is not known that is needed.
+    Raises: InputError for another strategy than `auto`, a schedule, seconds for a proof, pins, limits that
+        are none, or devices of which a price or power is not known that is needed.
     """
     if not options.given:
         return
@@ -276,11 +278,22 @@ def check_objective(request: PlanRequest, options: ObjectiveOptions) -> None:
         raise InputError(
             "--objective, --deadline and --budget-per-hour go by steps by turns; leave out --shared-network"
         )
+    if schedule is not None:
+        raise InputError(
+            "--objective, --deadline and --budget-per-hour go by steps under the default schedule; leave out "
+            "--schedule"
+        )
+    _check_own_bounds(request, "--objective, --deadline and --budget-per-hour")
     from partition.explanation.device_sets import check_choice
     from partition.explanation.pareto import check_known
 
     check_choice(bool(request.options.pins))
     check_known(request.usable, options.objective, _limits(options))
+
+
+def _check_own_bounds(request: PlanRequest, options: str) -> None:
+    if request.options.proof_s is not None:
+        raise InputError(f"{options} have bounds of their own; leave out --proof-seconds")
 
 
 def _limits(options: ObjectiveOptions) -> "Limits":

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,14 @@ def check_output(path: Path | None, kind: str) -> None:
         raise InputError(
             f"{path}: cannot be written (no such folder as {path.parent}); make it, or give another"
         )
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written (no file can be made in {path.parent}: {error.strerror}); give "
+            "another folder"
+        ) from None
     if not path.exists():
         return
     if not path.is_file():
@@ -87,14 +96,14 @@ def check_output(path: Path | None, kind: str) -> None:
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a file that the user asked for.
+    """Write a file that the user asked for; where its name is a link, what that leads to.
 
     Raises: InputError if it cannot be written.
     """
     from cost_model.strict_files import write_atomically
 
     try:
-        write_atomically(path, text)
+        write_atomically(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 

@@ -112,6 +112,7 @@ def speed_picture(plan: Plan, profile: ModelProfile, cluster: Cluster, day: date
     """Draw the speed of a plan beside that of the plain strategies."""
     from hetpipe.reporting import plots
 
+    _check_takes_time(None if plan.predicted is None else plan.predicted.step_s)
     ax = plots.speedups(beside_others(plan, profile, cluster))
     return plots.title(ax, plots.plan_title(plan, cluster, day))
 
@@ -122,9 +123,15 @@ def overview_picture(
     """Draw a plan on one page, beside the plain strategies."""
     from hetpipe.reporting import plots
 
+    _check_takes_time(prediction.step_s)
     outcomes = beside_others(prediction.plan, profile, cluster)
     axes = plots.overview(plan, outcomes, prediction.trace, profile, cluster)
     return plots.title(axes[0], plots.plan_title(plan, cluster, day))
+
+
+def _check_takes_time(step_s: float | None) -> None:
+    if step_s == 0:
+        raise InputError("a step takes no time, of which there is nothing to draw; give a profile with times")
 
 
 def run_pictures(run: RunFolder) -> "dict[str, Axes]":

@@ -1,6 +1,5 @@
 """plan: decide who holds which layers."""
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,7 @@ import typer
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import PlanRequest, plan_request
+from hetpipe.commands.inputs import PlanRequest, for_whole, plan_request
 from hetpipe.commands.options import (
     AUTO,
     BatchOption,
@@ -72,7 +71,7 @@ def plan_command(
     """Decide who holds which layers, and show it beside the plain alternatives."""
     check_output(output, PLAN_FILE)
     request = plan_request(cluster_file, options, strategy)
-    check_objective(request, objective)
+    check_objective(request, objective, schedule)
     cluster = request.cluster
     profile = request.profile(model, sequence_length, quiet=json)
     problem = request.problem(profile, global_batch_size)
@@ -140,7 +139,7 @@ def new_plan(
         outcomes = NO_OUTCOMES
     else:
         plan, outcomes = plan_and_compare(problem, strategy, proof_s=proof_s, choose=choose)
-    return dataclasses.replace(plan, cluster_sha256=cluster.sha256), outcomes
+    return for_whole(plan, problem.cluster, cluster), outcomes
 
 
 def solve_problem(

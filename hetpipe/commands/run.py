@@ -11,8 +11,8 @@ import typer
 
 from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
+from cost_model.other_clusters import slowed, with_room, without
 from cost_model.profile import ModelProfile
-from cost_model.what_if import slowed, with_room, without
 from hetpipe.commands.given_plan import GivenOptions, check_devices, predict_given
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, with_states
 from hetpipe.commands.learning import LearningOptions, measured_for

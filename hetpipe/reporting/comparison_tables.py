@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from cost_model.units import format_bytes, format_seconds
+from cost_model.units import format_bytes, format_number, format_seconds
 from hetpipe.reporting.tables import in_units, new_table
 from partition.plan import Plan
 
@@ -30,7 +30,7 @@ def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None) -> Table:
             table.add_row(outcome.strategy, "does not fit", "", "")
             continue
         speed_up = f"{figures.step_s / best:.2f}" if best else ""
-        step, rate = format_seconds(figures.step_s), f"{figures.samples_per_s:.4g}"
+        step, rate = format_seconds(figures.step_s), format_number(figures.samples_per_s, 4)
         table.add_row(outcome.strategy, step, rate, speed_up)
     return table
 

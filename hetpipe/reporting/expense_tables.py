@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cost_model.cluster import Cluster, Device
 from cost_model.expenses import Expenses, Objective
-from cost_model.units import format_seconds
+from cost_model.units import format_number, format_seconds
 from hetpipe.reporting.tables import in_units, new_table
 from partition.plan import Plan
 
@@ -92,11 +92,13 @@ def what_if_table(rows: Sequence[WhatIfRow]) -> Table:
             table.add_row(row.change, "no plan")
             continue
         figures = row.plan.predicted
-        gain = "" if today_s is None or row is rows[0] else f"{today_s / figures.step_s - 1:+.1%}"
+        gain = ""
+        if today_s is not None and row is not rows[0] and figures.step_s > 0:
+            gain = f"{today_s / figures.step_s - 1:+.1%}"
         table.add_row(
             row.change,
             format_seconds(figures.step_s),
-            f"{figures.samples_per_s:.4g}",
+            format_number(figures.samples_per_s, 4),
             gain,
             "" if figures.bound_s is None else format_seconds(figures.bound_s),
             *([_number(money_of_samples(row.plan, row.expenses))] * money),
@@ -222,4 +224,4 @@ def costed_json(costed: "CostedPlan") -> dict[str, Any]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return "" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError, InputError
+from cost_model.other_clusters import without
 from cost_model.profile import ModelProfile
-from cost_model.what_if import without
 from hetpipe.simulation.prediction import evaluator
 from partition.plan import Plan
 

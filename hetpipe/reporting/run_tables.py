@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.table import Table
 
-from cost_model.units import format_bytes, format_seconds
+from cost_model.units import format_bytes, format_number, format_seconds
 from hetpipe.reporting.driver_memory import beyond_tensors
 from hetpipe.reporting.tables import gradient_sentences, new_table
 from hetpipe.runs.run_folder import figure_text
@@ -39,7 +39,7 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
     if report.samples_per_s:
         rates = report.predicted_samples_per_s, report.samples_per_s
         error = f"{rates[1] / rates[0] - 1:+.1%}" if rates[0] else ""
-        times.add_row("samples/s, wall clock", f"{rates[0]:.4g}", f"{rates[1]:.4g}", error)
+        times.add_row("samples/s, wall clock", format_number(rates[0], 4), format_number(rates[1], 4), error)
     several = any(stage.pipeline for stage in report.stages)
     for stage in report.stages:
         name = f"{stage.pipeline}.{stage.stage}" if several else str(stage.stage)
@@ -85,8 +85,8 @@ def run_marks(report: RunReport) -> list[str]:
     if abs(report.between_steps) > LARGE_BETWEEN:
         marks.append(
             f"between steps: data, meetings, callbacks and checkpoints added {report.between_steps:.1%} to "
-            f"the steps; {report.samples_per_s:.4g} samples/s by the wall clock, "
-            f"{report.samples_per_s * (1 + report.between_steps):.4g} within steps"
+            f"the steps; {format_number(report.samples_per_s, 4)} samples/s by the wall clock, "
+            f"{format_number(report.samples_per_s * (1 + report.between_steps), 4)} within steps"
         )
     if report.host_overloaded:
         marks.append(_overload_sentence(report))
@@ -180,6 +180,6 @@ def measured_table(reports: Sequence[RunReport]) -> Table:
             report.strategy,
             *_errors(report.predicted_step_s, report.measured_step_s, report.step_error),
             f"{report.measured_step_s / reports[-1].measured_step_s:.2f}",
-            f"{report.samples_per_s:.4g}" if report.samples_per_s else "",
+            format_number(report.samples_per_s, 4) if report.samples_per_s else "",
         )
     return table

@@ -15,7 +15,7 @@ from cost_model.cluster import Cluster, Device
 from cost_model.dtypes import FLOAT32, MIXED, multiplied_in
 from cost_model.known_errors import distrust
 from cost_model.profile import ModelProfile
-from cost_model.units import format_bytes, format_seconds
+from cost_model.units import format_bytes, format_number, format_seconds
 from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.driver_memory import driver_sentences
 from hetpipe.reporting.host_sentences import host_sentences
@@ -87,6 +87,16 @@ def as_text(renderable: RenderableType) -> str:
     with out.capture() as capture:
         out.print(renderable, soft_wrap=isinstance(renderable, str), markup=False)
     return capture.get()
+
+
+def few_names(names: Sequence[str], most: int = 3) -> str:
+    """Name a few of them, and how many there are more.
+
+    >>> few_names(["a", "b/1"]), few_names(["a", "b", "c", "d", "e"])
+    ('a, b/1', 'a, b, c and 2 more')
+    """
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def describe_layers(names: Sequence[str]) -> str:
@@ -210,7 +220,7 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     figures = plan.predicted
     return (
         f"{text}; predicted{' (from estimated times)' if estimated else ''}: "
-        f"step {format_seconds(figures.step_s)}, {figures.samples_per_s:.4g} samples/s, "
+        f"step {format_seconds(figures.step_s)}, {format_number(figures.samples_per_s, 4)} samples/s, "
         f"bubble {figures.bubble:.0%}"
     )
 
@@ -223,11 +233,12 @@ def bound_sentence(figures: Figures, *, details: bool = False) -> str:
     if figures.bound_s is None or figures.gap is None:
         return ""
     bound, gap = format_seconds(figures.bound_s), f"{max(0.0, figures.gap):.1%}"
+    without = f" without {few_names(figures.bound_without)}" if figures.bound_without else ""
     if details:
-        return f"no plan ({figures.bound_space}) can be faster than {bound}; gap {gap}"
+        return f"no plan{without} ({figures.bound_space}) can be faster than {bound}; gap {gap}"
     return (
-        f"proven: no plan of its kind can be faster than {bound}; this one is at most {gap} slower than the "
-        "best"
+        f"proven: no plan of its kind{without} can be faster than {bound}; this one is at most {gap} slower "
+        "than the best"
     )
 
 

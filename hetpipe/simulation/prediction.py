@@ -87,6 +87,7 @@ def predict(
             bound_s=known.bound_s,
             bound_space=known.bound_space,
             fractional_bound_s=known.fractional_bound_s,
+            bound_without=known.bound_without,
         )
     plan = dataclasses.replace(choice.program.plan, predicted=figures)
     return Prediction(plan, choice, costs, trace, figures)

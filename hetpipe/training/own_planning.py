@@ -11,8 +11,8 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
+from cost_model.other_clusters import with_room, without
 from cost_model.profile import ModelProfile
-from cost_model.what_if import with_room, without
 from hetpipe.data.user_task import Model, UserTask
 from hetpipe.profiling.doubtful_profiles import doubt_sentences
 from hetpipe.profiling.profile_cache import MICROBATCH_SIZES, profile_model

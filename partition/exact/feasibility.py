@@ -89,7 +89,9 @@ def least_pipelines(problem: Problem) -> LeastPipelines:
     if best is None:
         if kinds == [MemoryProgramme]:
             raise InfeasibleError("no single pipeline respects what is forced; force less")
-        raise InfeasibleError(f"no plan with {describe(problem.forced)} was found; force less")
+        raise InfeasibleError(
+            f"no plan with {describe(problem.forced)} was found in which no device is shared; force less"
+        )
     if best.missing_bytes > 0:
         raise best.error(problem, of_best)
     return best

@@ -8,7 +8,7 @@ from math import prod
 
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.expenses import Expenses, expenses
-from cost_model.what_if import without
+from cost_model.other_clusters import without
 from partition.bounds.sharded_bound import sharded_bound
 from partition.estimates.device_classes import DeviceClasses, equal_devices
 from partition.problem import Problem

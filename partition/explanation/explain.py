@@ -10,7 +10,7 @@ from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.layer_costs import Prices
 from cost_model.network import Network
-from cost_model.what_if import without
+from cost_model.other_clusters import without
 from partition.baselines.catalogue import BASELINES
 from partition.bounds.best_bound import fractional_bound_s
 from partition.estimates.optimizer_sharding import fits, with_state_owners

@@ -21,6 +21,8 @@ from partition.problem import Evaluate, Problem
 
 MOST_PLANS = 24
 """Sets of devices that `auto` is asked about."""
+ROUNDING = 1e-9
+"""By which share prices may add up to more than a budget: three times 0.1 is more than 0.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Limits:
 
     def within_budget(self, used: Expenses) -> bool:
         """Return whether devices cost no more than the budget; True for any without a budget."""
-        return self.budget_per_hour == inf or (used.per_hour or 0.0) <= self.budget_per_hour
+        return (used.per_hour or 0.0) <= self.budget_per_hour * (1 + ROUNDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +214,17 @@ class _Planner:
 
     def none_found(self, limits: Limits) -> InfeasibleError:
         """Return why no plan keeps the limits."""
+        if not self.found and limits.budget_per_hour < inf:
+            return InfeasibleError(
+                f"no plan fits on devices of at most {limits.budget_per_hour:g} an hour; give a larger budget"
+            )
         if not self.found:
             return self.refused or InfeasibleError("no plan was found; force less")
         fastest = min(known.step_s for known in self.found)
         return InfeasibleError(
             f"no plan with a step of at most {format_seconds(limits.deadline_s)} was found; the fastest one "
-            f"of {self.planned} sets of devices takes {format_seconds(fastest)}; give a longer deadline, or "
-            "more devices"
+            f"of {self.planned} set{'s' * (self.planned > 1)} of devices takes {format_seconds(fastest)}; "
+            "give a longer deadline, or more devices"
         )
 
 

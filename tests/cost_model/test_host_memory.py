@@ -32,6 +32,7 @@ def test_a_node_may_lend_memory_of_its_host():
         ({"host_memory": "64 GB"}, "has host_memory and no host_link"),
         ({"host_link": LINK}, "has host_link and no host_memory"),
         ({"host_memory": "0 B", "host_link": LINK}, "must be above zero"),
+        ({"host_memory": "1 GB", "host_link": LINK, "host_optimizer": "0 GB/s"}, "makes no step"),
     ],
 )
 def test_half_of_it_is_refused(keys, said):

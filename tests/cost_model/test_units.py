@@ -6,6 +6,7 @@ from cost_model.errors import InputError
 from cost_model.units import (
     format_bandwidth,
     format_bytes,
+    format_number,
     format_seconds,
     parse_bandwidth,
     parse_bytes,
@@ -95,3 +96,14 @@ def test_what_is_printed_for_people():
     ]
     rates = (1, 125, 125e3, 1.25e9)
     assert [format_bandwidth(rate) for rate in rates] == ["8 bit/s", "1 kbit/s", "1 Mbit/s", "10 Gbit/s"]
+
+
+def test_what_is_rounded_to_a_thousand_is_one_of_the_next_unit():
+    times = (0.9997, 0.9994, 9.996e-4, 9.999e-7, 999.7, 1234.5)
+    assert [format_seconds(time) for time in times] == ["1 s", "999 ms", "1 ms", "1 us", "1000 s", "1234 s"]
+    assert [format_bandwidth(rate / 8) for rate in (9.997e8, 9.997e11)] == ["1 Gbit/s", "1000 Gbit/s"]
+    assert [format_number(number, 4) for number in (890_700.0, 12.345, 99_999.6)] == [
+        "890700",
+        "12.35",
+        "100000",
+    ]

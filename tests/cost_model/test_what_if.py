@@ -8,8 +8,9 @@ from cost_model.cluster import Cluster, Device, Link
 from cost_model.cluster_file import cluster_from_data
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
+from cost_model.other_clusters import with_room, without
 from cost_model.vendors import NVIDIA
-from cost_model.what_if import changed, check_measured_links, with_room, without
+from cost_model.what_if import changed, check_measured_links
 from small_case import small_cluster, small_profile
 
 GIB = 2.0**30
@@ -84,6 +85,13 @@ def test_an_added_node_is_like_another_one():
     assert cluster.link("big2/0", "big2/1") == lab().link("big/0", "big/1")
     assert cluster.link("big2/0", "old/0") == lab().link("big/0", "old/0")
     assert cluster.link("big2/0", "big/0") == lab().network
+
+
+def test_a_node_may_be_added_under_the_name_of_one_that_was_removed():
+    cluster = changed(lab(), "remove old, add node old like big")
+    assert names(cluster) == ["big/0", "big/1", "desk/0", "old/0", "old/1"]
+    assert cluster.device("old/1").kind == "V100"
+    assert cluster.links == ()  # that between big and old was of the other one
 
 
 def test_new_names_do_not_take_those_of_removed_devices():
@@ -162,7 +170,8 @@ def test_speed_price_and_watts_are_set():
         ("memory big/0 24", "'24' has no unit"),
         ("memory dsk 24 GiB", """no device or node 'dsk'; did you mean "desk"?"""),
         ("speed desk -1", "'-1' is no number of zero or more"),
-        ("speed desk 0", "speed 0.0 must be above zero"),
+        ("speed desk 0", "'0' is no speed from 1e-09 to 1e+09"),
+        ("speed desk 99999999999999", "is no speed from 1e-09 to 1e+09"),
         ("watts desk 70 W", "'70 W' is no number"),
     ],
 )

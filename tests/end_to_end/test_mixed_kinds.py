@@ -12,8 +12,8 @@ from torch import Tensor
 import user_tasks
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, MIXED
+from cost_model.other_clusters import without
 from cost_model.profile import ModelProfile, read_profile
-from cost_model.what_if import without
 from folders import tiny_model
 from hetpipe import cli
 from hetpipe.models.chain import ChainModel

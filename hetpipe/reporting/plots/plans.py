@@ -70,7 +70,7 @@ def partition_bars(
     }
     colours = {name: STAGE_COLOURS[shown.index(key) % len(STAGE_COLOURS)] for name, key in keys.items()}
     seconds = [_layers_s(pipeline, prices, cluster) for pipeline in rows]
-    widest = end_s or max(sum(map(sum, stages)) for stages in seconds)
+    widest = end_s or max(sum(map(sum, stages)) for stages in seconds) or 1.0
     for row, pipeline in enumerate(rows):
         _pipeline_bar(ax, row, pipeline, seconds[row], texts, colours, widest)
     label_rows(ax, [_pipeline_label(plan, numbers) for plan, numbers in groups])

@@ -298,13 +298,17 @@ def test_profile_run_plot_and_export(hetpipe: Shell):
     assert more.json["run_folder"] == folder
 
 
+STRANGE_TEXT = '{"format": "hetpipe.plan/1", "model": "\\ud800", "global_batch_size": 1, "pipelines": []}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[" * 100_000, "strange.json: nested too deeply"),
         ('{"format": ' + "9" * 5000 + "}", "strange.json: holds a number of thousands of digits"),
+        (STRANGE_TEXT, "strange.json: invalid JSON"),
     ],
-    ids=["deep", "long"],
+    ids=["deep", "long", "half a letter"],
 )
 def test_strange_json_is_refused_in_one_line(hetpipe: Shell, text: str, message: str):
     hetpipe.write("strange.json", text)
@@ -332,6 +336,30 @@ def test_a_place_that_cannot_be_written_to_is_one_line(hetpipe: Shell):
     result = hetpipe("demo -o plan.json/picture")
     assert (result.code, result.err.count("\n")) == (2, 1), result.err
     assert "plan.json" in result.err and "Not a directory" in result.err
+
+
+def test_a_folder_that_takes_no_file_is_named_before_anything_is_planned(hetpipe: Shell):
+    # in /proc not even root can make one; there is no such profile, which would be read next
+    result = hetpipe("plan --profile none.json --cluster cluster.toml -o /proc/plan.json")
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert result.err.startswith("error: /proc/plan.json: cannot be written (no file can be made in /proc")
+
+
+def test_a_file_is_written_where_its_link_leads(hetpipe: Shell):
+    (hetpipe.folder / "link.json").symlink_to("plan.json")
+    before = (hetpipe.folder / "plan.json").read_text()
+    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
+    assert hetpipe(f"plan {files} -o link.json").code == 0
+    assert (hetpipe.folder / "link.json").is_symlink()
+    assert (hetpipe.folder / "plan.json").read_text() != before
+
+
+@pytest.mark.slow
+def test_where_nobody_reads_what_is_printed_a_plan_is_written_all_the_same(hetpipe: Shell):
+    line = f"{sys.executable} -m hetpipe plan --profile profile.json --cluster cluster.toml -o new.json"
+    done = subprocess.run(f"{line} >&- 2>&-", shell=True, cwd=hetpipe.folder, check=False)
+    assert done.returncode == 0
+    assert (hetpipe.folder / "new.json").is_file()
 
 
 def test_what_does_not_fit_is_not_explained(hetpipe: Shell):

@@ -192,6 +192,39 @@ def test_what_is_excluded_is_left_out(hetpipe: Shell):
     assert {name for entry in outcomes for name in entry["plan"]["predicted"]["devices"]} == {"b/0"}
 
 
+def test_a_bound_of_some_devices_is_said_to_be_of_these_wherever_the_plan_is_read(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    bounded = "no plan of its kind without a can be faster than"
+    planned = hetpipe(f"plan {files} --global-batch-size 4 --exclude a -o new.json")
+    assert bounded in " ".join(planned.out.split())
+    assert json.loads((hetpipe.folder / "new.json").read_text())["predicted"]["bound_without"] == ["a"]
+    explained = " ".join(hetpipe(f"explain new.json {files}").out.split())
+    assert bounded in explained and "faster than this plan" in explained
+    assert "no plan without a (all plans" in " ".join(hetpipe(f"simulate new.json {files} -v").out.split())
+    whole = hetpipe(f"plan {files} --global-batch-size 4 --json").json
+    assert whole["predicted"]["bound_without"] == []
+
+
+def test_times_of_zero_are_planned_for_and_compared(hetpipe: Shell):
+    profile = json.loads((hetpipe.folder / "profile.json").read_text())
+    profile["links"] = {}
+    for kind in profile["kinds"].values():
+        kind["optimizer_s_per_byte"] = 0.0
+        for layer in kind["layers"]:
+            layer |= {key: [0.0] * len(layer[key]) for key in ("forward_s", "backward_s")}
+    hetpipe.write("zero.json", json.dumps(profile))
+    hetpipe.write("one.toml", CLUSTER.partition("[[nodes]]")[0] + "[[nodes]]" + CLUSTER.split("[[nodes]]")[1])
+    files = "--profile zero.json --cluster one.toml"
+    planned = hetpipe(f"plan {files} --global-batch-size 4 -o new.json")
+    assert planned.code == 0, planned.err
+    assert "Infinity" not in (hetpipe.folder / "new.json").read_text()
+    compared = hetpipe(f'compare {files} --global-batch-size 4 --what-if "speed a 2"')
+    assert (compared.code, compared.err) == (0, "")
+    drawn = hetpipe(f"plot new.json {files} -o new.png")
+    assert (drawn.code, drawn.err[:28]) == (2, "error: a step takes no time,")
+    assert hetpipe(f"simulate new.json {files} --json").json["step_s"] == 0.0
+
+
 def test_what_is_forced_and_does_not_fit_is_exit_code_3(hetpipe: Shell):
     hetpipe.write("cluster.toml", CLUSTER.replace('"slow", memory = "10 kB"', '"slow", memory = "1 kB"'))
     result = hetpipe("plan --profile profile.json --cluster cluster.toml --pin b/0=0-2")

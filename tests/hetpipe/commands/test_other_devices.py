@@ -10,8 +10,9 @@ import pytest
 from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
 from cost_model.expenses import expenses
+from cost_model.other_clusters import without
 from cost_model.profile import profile_text
-from cost_model.what_if import changed, without
+from cost_model.what_if import changed
 from hetpipe.commands.other_devices import changed_clusters
 from hetpipe.reporting.expense_tables import (
     WhatIfRow,
@@ -198,6 +199,7 @@ def test_why_there_are_no_costs_is_said_where_some_devices_have_a_price():
         ("--pareto --measure", "--measure runs the strategies"),
         ("--plot front.png", "--plot draws what --what-if, --pareto or --measure finds"),
         ("--pareto --pin b/0=0-1", "leave out --pin"),
+        ("--pareto --proof-seconds 5", "--pareto have bounds of their own; leave out --proof-seconds"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(priced: Shell, options: str, message: str):
@@ -296,12 +298,27 @@ def test_a_plan_of_an_objective_says_what_it_takes_and_is_one_of_the_whole_clust
         ("--budget-per-hour nan", 2, "a budget of nan an hour is none"),
         ("--objective money --strategy single", 2, "are for --strategy auto"),
         ("--objective speed", 2, "speed"),
+        ("--objective money --schedule list", 2, "leave out --schedule"),
+        ("--objective money --proof-seconds 5", 2, "leave out --proof-seconds"),
     ],
 )
 def test_limits_that_cannot_be_kept_are_refused(priced: Shell, options: str, code: int, message: str):
     result = priced(f"plan {FILES} {options}")
     assert result.code == code
     assert message in result.err and result.err.count("\n") == 1
+
+
+def test_a_budget_for_devices_on_which_nothing_fits_is_named(hetpipe: Shell):
+    head, first, _ = CLUSTER_TOML.split(
+        "[[nodes]]"
+    )  # two hold the states of the model, three what is in flight
+    three = '"fast", price_per_hour = 0.1, count = 3, memory = "2 kB"'
+    hetpipe.write("cluster.toml", f"{head}[[nodes]]{first}".replace('"fast", memory = "10 kB"', three))
+    files = FILES.replace("size 4", "size 8")
+    assert hetpipe(f"plan {files} --budget-per-hour 0.3").code == 0
+    result = hetpipe(f"plan {files} --budget-per-hour 0.2")
+    assert result.code == 3
+    assert result.err == "error: no plan fits on devices of at most 0.2 an hour; give a larger budget\n"
 
 
 def test_prices_that_are_not_known_are_asked_for_before_anything_is_measured(hetpipe: Shell):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError
-from cost_model.what_if import slowed
+from cost_model.other_clusters import slowed
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings

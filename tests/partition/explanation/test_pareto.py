@@ -201,7 +201,7 @@ def test_limits_that_cannot_be_kept_are_refused():
     with pytest.raises(InfeasibleError, match="no plan has a step of 1 s or less: any takes"):
         choose(problem, deadline_s=1.0)
     fastest_s = choose(problem).best.step_s
-    with pytest.raises(InfeasibleError, match="was found; the fastest one of 1 sets of devices takes"):
+    with pytest.raises(InfeasibleError, match="was found; the fastest one of 1 set of devices takes"):
         best_within(
             problem,
             evaluator(problem.profile, problem.cluster),
@@ -213,6 +213,14 @@ def test_limits_that_cannot_be_kept_are_refused():
         choose(problem, deadline_s=0.0)
     with pytest.raises(InputError, match="is none"):
         choose(problem, budget_per_hour=-1.0)
+
+
+def test_a_budget_that_is_the_sum_of_prices_is_kept():
+    problem = unequal_pair(0.1, 0.2)
+    assert 0.1 + 0.2 > 0.3
+    assert Limits(budget_per_hour=0.3).within_budget(expenses(problem.cluster, ["a/0", "b/0"]))
+    assert not Limits(budget_per_hour=0.2999).within_budget(expenses(problem.cluster, ["a/0", "b/0"]))
+    assert choose(problem, budget_per_hour=0.3).best.step_s == choose(problem).best.step_s
 
 
 def test_what_is_not_known_of_a_device_is_asked_for():
