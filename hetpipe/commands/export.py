@@ -51,11 +51,13 @@ def export_command(
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / "tokenizer.json")
+    if (tokenizer := source / checkpoint.TOKENIZER_CONFIG_FILE).exists():
+        shutil.copyfile(tokenizer, output / checkpoint.TOKENIZER_CONFIG_FILE)
     if (processor := source / checkpoint.PROCESSOR_FILE).exists():
         shutil.copyfile(processor, output / checkpoint.PROCESSOR_FILE)
     if (template := source / checkpoint.CHAT_TEMPLATE_FILE).exists():
         write_for_transformers(read_template(template), output)
-    _write_ends_of_texts(source, manifest, output)
+    _write_tokenizer_config(source, manifest, output)
     if json:
         print_json({"checkpoint": str(source), "step": manifest.step, "folder": str(output)})
     else:
@@ -88,18 +90,26 @@ def _source(run: Path) -> Path:
     return newest
 
 
-def _write_ends_of_texts(source: Path, manifest: "Manifest", output: Path) -> None:
-    """Say beside the tokenizer of an encoder-decoder how texts end and are filled up, for `AutoTokenizer`."""
-    from hetpipe.data.pairs import tokenizer_config_text
-    from hetpipe.data.vocabulary import load_vocabulary
+def _write_tokenizer_config(source: Path, manifest: "Manifest", output: Path) -> None:
+    """Say beside a tokenizer how `AutoTokenizer` is to load it, unless the model's folder or a template did.
 
-    config = output / CONFIG_FILE
-    if config.exists():
-        name = manifest.model.removesuffix("" if manifest.lora is None else manifest.lora.suffix)
-        spec = _kept_spec(source, split_load_in(name)[0])
-        if spec.task.translates:
-            vocabulary = load_vocabulary(output / "tokenizer.json")
-            write_atomically(output / "tokenizer_config.json", tokenizer_config_text(vocabulary, spec.inputs))
+    That of an encoder-decoder says how texts end and are filled up.
+    """
+    from hetpipe.data import pairs, special_tokens
+    from hetpipe.data.vocabulary import load_vocabulary
+    from hetpipe.models.task_inputs import MASK, TOKENS, TYPES
+    from hetpipe.training.checkpoint import TOKENIZER_CONFIG_FILE
+
+    if not (output / "tokenizer.json").exists():
+        return
+    vocabulary, target = load_vocabulary(output / "tokenizer.json"), output / TOKENIZER_CONFIG_FILE
+    name = manifest.model.removesuffix("" if manifest.lora is None else manifest.lora.suffix)
+    spec = _kept_spec(source, split_load_in(name)[0])
+    if spec.task.translates:
+        write_atomically(target, pairs.tokenizer_config_text(vocabulary, spec.inputs))
+    elif not target.exists():
+        inputs = [TOKENS, *([TYPES] if spec.inputs.token_types else []), MASK]
+        write_atomically(target, special_tokens.tokenizer_config_text(vocabulary, inputs))
 
 
 def _kept_spec(source: Path, name: str) -> "ModelSpec":

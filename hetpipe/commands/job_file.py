@@ -1,6 +1,7 @@
 """The run file that a run leaves in its folder: `hetpipe run FOLDER/job.toml` repeats the run."""
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def job_text(
         "allow_slow": any(lacks_units(dtype, kind) for kind, dtype in profile.dtypes.items()) or None,
     }
     lines = [f"{name} = {_toml(value)}\n" for name, value in options.items() if value is not None]
-    return "".join((HEAD.format(folder.job), *lines, *_adapters(settings)))
+    return "".join((HEAD.format(shlex.quote(str(folder.job))), *lines, *_adapters(settings)))
 
 
 def _optimizer(settings: Settings) -> dict[str, Any]:

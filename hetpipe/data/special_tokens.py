@@ -1,6 +1,7 @@
 """The special tokens of a vocabulary, and the vocabulary that a model's folder brings."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hetpipe.models.tasks import Task
 
 SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 BEGINNINGS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
+PADDINGS, UNKNOWNS = ("[PAD]", "<pad>"), ("[UNK]", "<unk>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +33,40 @@ class SpecialTokens:
 
         Raises: InputError if the vocabulary has no token that ends a text.
         """
-
-        def first(names: Iterable[str]) -> int | None:
-            return next(
-                (found for name in names if (found := vocabulary.token_to_id(name)) is not None), None
-            )
-
-        separator = first(SEPARATORS)
+        separator = _first(vocabulary, SEPARATORS)
         if separator is None:
             names = ", ".join(SEPARATORS)
             raise InputError(f"the tokenizer has no token that ends a text; add one of {names}")
         added = vocabulary.get_added_tokens_decoder()
         every = {index for index, token in added.items() if token.special}
-        found = cls(separator, first(BEGINNINGS), first(MASKS), ())
+        found = cls(separator, _first(vocabulary, BEGINNINGS), _first(vocabulary, MASKS), ())
         every |= {index for index in (separator, found.cls, found.mask) if index is not None}
         return replace(found, all=tuple(sorted(every)))
+
+
+def tokenizer_config_text(vocabulary: Tokenizer, inputs: Sequence[str]) -> str:
+    """Return the tokenizer_config.json of a vocabulary, for `AutoTokenizer`: it is used as it is.
+
+    Without one transformers takes the class of the model's kind, which splits texts in a way of its own.
+    inputs: what the model is given of a text.
+    """
+    special = SpecialTokens.of(vocabulary)
+    ids = {
+        "pad_token": _first(vocabulary, PADDINGS),
+        "unk_token": _first(vocabulary, UNKNOWNS),
+        "bos_token": special.cls,
+        "eos_token": special.separator,
+        "cls_token": special.cls,
+        "sep_token": special.separator,
+        "mask_token": special.mask,
+    }
+    tokens = {role: vocabulary.id_to_token(index) for role, index in ids.items() if index is not None}
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": list(inputs)}
+    return json.dumps({**kind, **tokens}, indent=1) + "\n"
+
+
+def _first(vocabulary: Tokenizer, names: Iterable[str]) -> int | None:
+    return next((found for name in names if (found := vocabulary.token_to_id(name)) is not None), None)
 
 
 def adopt_vocabulary(path: Path, task: Task, size: int) -> Tokenizer:

@@ -13,6 +13,7 @@ from tokenizers.models import BPE
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from cost_model.strict_files import read_json
 from hetpipe.data.bleu import BLEU, References, has_sacrebleu, missing_note
 from hetpipe.data.figures import Figures, check_best, figure_names, figures_of
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
@@ -40,7 +41,7 @@ from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.chunked_loss import ChunkedLoss
 from hetpipe.models.huggingface import ModelSpec, model_spec
-from hetpipe.models.huggingface_folder import CONFIG_FILE, TOKENIZER_FILE
+from hetpipe.models.huggingface_folder import CONFIG_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from hetpipe.models.kept_proofs import require_split
 from hetpipe.models.loss import Loss, loss_sum
 from hetpipe.models.partial_model import LayerModel
@@ -188,6 +189,8 @@ def prepare_data(
         folder.write(folder.model_config, json.dumps(dict(spec.folder.config), indent=1) + "\n")
     if spec.task.reads_text:
         save_vocabulary(_vocabulary(spec, content, vocabulary_from), folder.vocabulary)
+        if (config := _tokenizer_config(spec, vocabulary_from)) is not None:
+            folder.write(folder.tokenizer_config, json.dumps(read_json(config), indent=1) + "\n")
     folder.path.mkdir(parents=True, exist_ok=True)
     check_best(settings.run.best, figure_names(spec.task))
     told = write_data(folder.path, kind, content, _reading(folder, settings, spec))
@@ -222,6 +225,17 @@ def _vocabulary(spec: ModelSpec, content: Content, vocabulary_from: Path | None)
     elif spec.task.pads:
         mark_ends(vocabulary)
     return vocabulary
+
+
+def _tokenizer_config(spec: ModelSpec, vocabulary_from: Path | None) -> Path | None:
+    """Return the file that says how the tokenizer is to be loaded that a model's folder brings."""
+    kept = None if vocabulary_from is None else vocabulary_from.parent / TOKENIZER_CONFIG_FILE
+    if kept is not None and kept.exists():
+        return kept
+    if spec.folder is None or spec.folder.tokenizer is None:
+        return None
+    own = spec.folder.path / TOKENIZER_CONFIG_FILE
+    return own if own.exists() else None
 
 
 def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:

@@ -146,14 +146,13 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
                 return
             if event.get("event") != "step":
                 return
-            text = (
-                f"loss {event['loss']:.4f}  {event['samples_per_s']:.4g} samples/s  "
-                f"bubble {event['bubble']:.0%}"
-            )
-            if "eval_loss" in event:
+            text = f"loss {event['loss']:.4f}  "
+            if "eval_loss" in event:  # in the place of the rate: a terminal has 80 columns
                 found = held_out_figures(event).items()
                 figures = "".join(f", {name} {figure_text(name, value)}" for name, value in found)
-                text += f"  held-out {event['eval_loss']:.4f}{figures}{' (best)' if event['best'] else ''}"
+                text += f"held-out {event['eval_loss']:.4f}{figures}{' (best)' if event['best'] else ''}"
+            else:
+                text += f"{event['samples_per_s']:.4g} samples/s  bubble {event['bubble']:.0%}"
             done = int(event["step"])
             bar.update(task, completed=done, text=text, last_s=event.get("wall_s"), since_s=bar.get_time())
             late = time.monotonic() - told_s > SILENCE_S

@@ -91,6 +91,11 @@ class RunFolder:
         return self.path / "vocabulary.json"
 
     @property
+    def tokenizer_config(self) -> Path:
+        """Return the path of the tokenizer_config.json of the model's folder; none where it brings none."""
+        return self.path / "tokenizer_config.json"
+
+    @property
     def chat_template(self) -> Path:
         """Return the path of how chats are written as text; none where there are no chats."""
         return self.path / "chat-template.json"

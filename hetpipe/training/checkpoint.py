@@ -38,6 +38,8 @@ FORMAT_BEFORE = "hetpipe.checkpoint/1"
 """Without a hash of the manifest, and of the files beside the layers."""
 MANIFEST_FILE, VOCABULARY_FILE, CONFIG_FILE = "manifest.json", "vocabulary.json", "config.json"
 CHAT_TEMPLATE_FILE, PROCESSOR_FILE = "chat-template.json", "preprocessor_config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_OTHERS = (VOCABULARY_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE, PROCESSOR_FILE, TOKENIZER_CONFIG_FILE)
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 COMPLETE_NAME = re.compile(r"step-(?P<step>\d{6,})")
@@ -98,7 +100,7 @@ class Manifest:
             if not lowest <= getattr(self, name) < (2**63 if name == "seed" else _LARGEST):
                 raise InputError(f"{name} is {getattr(self, name)}, which no run has")
         for found in self.others:
-            if found.file not in (VOCABULARY_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE, PROCESSOR_FILE):
+            if found.file not in _OTHERS:
                 raise InputError(f"a file beside the layers is {found.file!r}")
         for layer, found in enumerate(self.layers):
             if found.file != layer_file_name(layer):  # also keeps paths such as ../x out

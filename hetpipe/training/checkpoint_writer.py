@@ -321,6 +321,7 @@ class CheckpointWriter:
             checkpoint.CONFIG_FILE: self.folder.model_config,
             checkpoint.CHAT_TEMPLATE_FILE: self.folder.chat_template,
             checkpoint.PROCESSOR_FILE: self.folder.image_processor,
+            checkpoint.TOKENIZER_CONFIG_FILE: self.folder.tokenizer_config,
         }
         with self._refused(now.step):
             checkpoint.commit(

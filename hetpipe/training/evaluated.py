@@ -52,8 +52,13 @@ class Evaluated:
         """Return whether the scores of both are of the same figure and data."""
         return self.by == other.by and self.of == other.of
 
-    def of_other_data(self, now: str) -> str:
-        """Return what to tell of a run that goes on with held-out data of this hash; "" of the same."""
+    def compared_otherwise(self, now: str, by: str) -> str:
+        """Return what to tell of a run that goes on with held-out data of this hash, the best by `by`.
+
+        "" where both are as before.
+        """
+        if self.of == now and self.by != by:
+            return f"the best is by {by}, before the checkpoint by {self.by}; what is best is found anew"
         if self.of == now:
             return ""
         if not self.of:

@@ -112,7 +112,11 @@ class Evaluation:
     def go_on(self, before: Evaluated | None, emit: Emit | None) -> None:
         """Go on from what the figures said before a checkpoint; emit: told if they are of other data."""
         self.evaluated = before
-        if before is not None and emit is not None and (told := before.of_other_data(self.held_out.sha256)):
+        if (
+            before is not None
+            and emit is not None
+            and (told := before.compared_otherwise(self.held_out.sha256, self.by))
+        ):
             emit({"event": "told", "text": told})
 
     def is_due(self, settings: Settings, step: int) -> bool:

@@ -117,8 +117,12 @@ class Arguments:
     @property
     def batch_size(self) -> int:
         """Return the samples of a step, of all devices together."""
-        accumulated = self.given.per_device_train_batch_size * self.given.gradient_accumulation_steps
-        return int(accumulated) * self.num_devices
+        return self.read_together * int(self.given.gradient_accumulation_steps)
+
+    @property
+    def read_together(self) -> int:
+        """Return the samples that all devices together read at once, of which a step may have several."""
+        return int(self.given.per_device_train_batch_size) * self.num_devices
 
     @property
     def log(self) -> tuple[SinkKind, ...]:
@@ -151,16 +155,22 @@ class Arguments:
         steps: float = getattr(self.given, f"{what}_steps") or self.given.logging_steps
         return math.ceil(steps * max_steps) if steps < 1 else int(steps)
 
-    def rates(self, max_steps: int) -> Callable[[int], float]:
+    def rates(
+        self, max_steps: int, chosen: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None
+    ) -> Callable[[int], float]:
         """Return the learning rate of each step, as a multiple of the highest, by transformers' schedules.
+
+        chosen: `optimizer_cls_and_kwargs`, which may have a rate of its own.
 
         Raises: InputError for one that depends on more than the step.
         """
         name, warmup = self.given.lr_scheduler_type, self.given.get_warmup_steps(max_steps)
-        dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        options = {} if chosen is None else chosen[1]
+        highest = options.get("lr", self.given.learning_rate)  # some name rates, not multiples of it
+        dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=highest)
         try:
             made = get_scheduler(name, dummy, warmup, max_steps, self.given.lr_scheduler_kwargs or None)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ZeroDivisionError) as error:
             raise InputError(f"lr_scheduler_type={str(name)!r}: {error}") from None
         if type(made) is not torch.optim.lr_scheduler.LambdaLR:
             self._refuse("lr_scheduler_type", getattr(name, "value", name))
@@ -210,7 +220,8 @@ class Arguments:
         Raises: InputError where it takes means of means.
         """
         count = self.given.gradient_accumulation_steps
-        if count > 1 and not accepts_count(model) and (labels.dim() > 1 or num_samples % self.batch_size):
+        alike = labels.dim() == 1 and num_samples % self.batch_size == 0
+        if count > 1 and not accepts_count(model) and not alike:
             raise InputError(
                 f"gradient_accumulation_steps={count}: transformers takes the mean of {count} means for a "
                 f"{type(model).__name__}, here a step has one; give 1, and per_device_train_batch_size="

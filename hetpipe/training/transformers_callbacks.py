@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from cost_model.errors import InputError
 from hetpipe.training.callbacks import Callback
+from hetpipe.training.checkpoint import Manifest
+from hetpipe.training.checkpoint import best as best_checkpoint
 
 _ASKS = {
     "should_save": "save_steps",
@@ -47,6 +50,19 @@ class TransformersCallbacks(Callback):
         self._listeners, self._given, self._intervals, self._others = listeners, given, intervals, others
         self._losses: list[float] = []
 
+    def go_on(self, source: Path, manifest: Manifest) -> None:
+        """Take the state that a run had at a checkpoint: its logs, and what was best when held out."""
+        state, step = self.state, manifest.step
+        state.global_step, state.epoch = step, step / self._intervals.epoch
+        if (kept := source / TRAINER_STATE_NAME).exists():
+            before = TrainerState.load_from_json(str(kept))
+            state.log_history = [row for row in before.log_history if row["step"] <= step]
+        held_out = manifest.evaluated
+        if self._given.metric_for_best_model is not None and held_out is not None and held_out.best_step:
+            state.best_metric, state.best_global_step = held_out.best_loss, held_out.best_step
+            best = best_checkpoint(source.parent)
+            state.best_model_checkpoint = None if best is None else str(best)
+
     def begin(self) -> None:
         """Tell that training begins."""
         self._call("on_train_begin")
@@ -82,6 +98,8 @@ class TransformersCallbacks(Callback):
         if self.state.best_global_step == step:
             self.state.best_model_checkpoint = str(path)
         self._call("on_save")
+        if path.is_dir():  # as transformers does, for `go_on`
+            self.state.save_to_json(str(path / TRAINER_STATE_NAME))
         return bool(self.control.should_training_stop)
 
     def end(self, metrics: Mapping[str, float]) -> None:

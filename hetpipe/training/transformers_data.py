@@ -30,8 +30,9 @@ class CollatedData:
     An epoch has whole steps: what its last one lacks is filled up with samples none of whose labels counts.
 
     dataset: samples by index. columns: which of their entries the model takes, None for all. batch: samples
-    of a step. seed: of the order of an epoch, None for that of the data. drops_last: what is no whole step is
-    left out instead. draws: keys what the collator draws at random, None where it draws nothing.
+    of a step. seed: of the order of an epoch, None for that of the data. whole: what is left of an epoch
+    after groups of so many samples is left out. draws: keys what the collator draws at random, None where it
+    draws nothing.
     """
 
     dataset: Any
@@ -39,7 +40,7 @@ class CollatedData:
     columns: tuple[str, ...] | None
     batch: int
     seed: int | None = None
-    drops_last: bool = False
+    whole: int = 1
     draws: int | None = None
 
     @classmethod
@@ -56,8 +57,12 @@ class CollatedData:
     @property
     def steps(self) -> int:
         """Return the steps of an epoch."""
-        count = len(self.dataset)
-        return count // self.batch if self.drops_last else -(-count // self.batch)
+        return -(-self.count // self.batch)
+
+    @property
+    def count(self) -> int:
+        """Return the samples of an epoch."""
+        return len(self.dataset) // self.whole * self.whole
 
     def __call__(self, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
         places = [self._index(position) for position in range(first_sample, first_sample + num_samples)]
@@ -78,7 +83,7 @@ class CollatedData:
         if len(set(lengths)) > 1:
             lengths += [self._length(index) for index in range(len(lengths), len(self.dataset))]
         first = lengths.index(max(lengths))
-        return replace(self, dataset=[self.dataset[first]], batch=1, seed=None, drops_last=False)
+        return replace(self, dataset=[self.dataset[first]], batch=1, seed=None, whole=1)
 
     def samples(self, first: int, count: int) -> dict[str, Any]:
         """Return samples by their index, collated as they are."""
@@ -86,7 +91,7 @@ class CollatedData:
 
     def _index(self, position: int) -> int | None:
         epoch, offset = divmod(position, len(self))
-        if offset >= len(self.dataset):
+        if offset >= self.count:
             return None
         return offset if self.seed is None else epoch_indices(self.seed, epoch, len(self.dataset))[offset]
 
@@ -110,7 +115,12 @@ class CollatedData:
 
     def _length(self, index: int) -> int:
         row = self._row(index)
-        sizes = [len(value) for value in row.values() if hasattr(value, "__len__")]
+        sizes = [
+            len(value)
+            for value in row.values()
+            if hasattr(value, "__len__")
+            and getattr(value, "ndim", 1) != 0  # a number of torch says it has one
+        ]
         return max(sizes, default=1)
 
 

@@ -23,8 +23,9 @@ from hetpipe.data.user_data import LABELS
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_weights import load_weights
+from hetpipe.training.resumption import find_checkpoint
 from hetpipe.training.trained_model import TrainedModel
-from hetpipe.training.trainer import Trainer
+from hetpipe.training.trainer import RUNS, Trainer
 from hetpipe.training.transformers_arguments import NO_CLIPPING, Arguments
 from hetpipe.training.transformers_callbacks import Intervals, TransformersCallbacks
 from hetpipe.training.transformers_data import CollatedData, Collator, loss_of, taken_columns
@@ -98,9 +99,9 @@ class TransformersTrainer:
             raise InputError(f"train({next(iter(unknown))}=...) is nothing that can be kept; leave it out")
         if self.train_dataset is None:
             raise InputError("train_dataset is None; give the trainer what to train on")
-        source: Path | str | None = None if resume_from_checkpoint in (None, False) else self._folder.path
-        if isinstance(resume_from_checkpoint, str):
-            source = resume_from_checkpoint
+        source = self._source(resume_from_checkpoint)
+        if source is not None:
+            self._told.go_on(source, checkpoint.read_manifest(source))
         begun_s = time.monotonic()
         self._told.begin()
         self._trainer.fit(self.state.max_steps, resume_from=source)
@@ -153,6 +154,18 @@ class TransformersTrainer:
         """Return True: one process runs the script."""
         return True
 
+    def _source(self, resume: bool | str | None) -> Path | None:
+        """Return the checkpoint to go on from, None to begin."""
+        if resume in (None, False):
+            return None
+        folder = self._folder
+        if resume is True and not checkpoint.written(folder.checkpoints):
+            raise InputError(
+                f"resume_from_checkpoint=True: {folder.path} holds no checkpoint to go on from; leave it out "
+                "to begin"
+            )
+        return find_checkpoint(str(folder.path if resume is True else resume), folder, RUNS, "")
+
     @property
     def _folder(self) -> RunFolder:
         return RunFolder(Path(self.args.output_dir) / RUN)
@@ -172,7 +185,7 @@ class TransformersTrainer:
             columns=columns if self.args.remove_unused_columns else None,
             batch=batch,
             seed=self._arguments.shuffle_seed if trains else None,
-            drops_last=trains and self.args.dataloader_drop_last,
+            whole=self._arguments.read_together if trains and self.args.dataloader_drop_last else 1,
         )
 
     def _check_data(self) -> None:
@@ -180,7 +193,7 @@ class TransformersTrainer:
         if data.steps == 0:
             raise InputError(
                 f"dataloader_drop_last=True leaves nothing: train_dataset has {len(self.train_dataset)} "
-                f"samples, a step {data.batch}"
+                f"samples, and {data.whole} are read together"
             )
         if args.eval_strategy != "no" and self.eval_dataset is None:
             raise InputError(f"eval_strategy={str(args.eval_strategy)!r} needs an eval_dataset; give one")
@@ -190,7 +203,7 @@ class TransformersTrainer:
                 "eval_strategy='no' and call evaluate() after train(), or leave it out"
             )
         labels = data.samples(0, 1)[LABELS]
-        self._arguments.check_accumulation(self.model, labels, len(self.train_dataset))
+        self._arguments.check_accumulation(self.model, labels, data.count)
 
     def _made(self) -> tuple[Trainer, TransformersCallbacks]:
         """Return the trainer that does it, and what tells the callbacks."""
@@ -222,7 +235,7 @@ class TransformersTrainer:
                 "folder": self._folder.path,
                 "callbacks": [told],
                 "progress": not args.disable_tqdm,
-                "rate_schedule": self._arguments.rates(steps),
+                "rate_schedule": self._arguments.rates(steps, self._optimizer_kind),
                 "count_terms": loss.terms,
                 "example": data.longest(),
                 "clip_norm": args.max_grad_norm or NO_CLIPPING,

@@ -152,3 +152,18 @@ def test_what_is_too_long_for_a_line_goes_on_in_the_next(monkeypatch: pytest.Mon
     lines = lines_of(screen)
     assert "worst 1.4 % (block0" in " ".join(" ".join(lines).split()) and "…" not in "".join(lines)
     assert max(map(len, lines)) <= 80
+
+
+def test_a_line_with_held_out_figures_fits_into_80_columns(capsys: pytest.CaptureFixture[str]):
+    with step_bar(2_000, 1_999, quiet=False) as on_event:
+        event = {
+            **STEP,
+            "step": 2_000,
+            "eval_loss": 6.5,
+            "eval_f1": 0.98,
+            "eval_accuracy": 0.97,
+            "best": True,
+        }
+        on_event(event)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith("held-out 6.5000, f1 98.00%, accuracy 97.00% (best)") and len(line) <= 80

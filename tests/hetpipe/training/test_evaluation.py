@@ -17,7 +17,7 @@ from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import loss_sum
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
-from hetpipe.runs.settings import Decay, Settings, TaskSettings
+from hetpipe.runs.settings import LOSS, Decay, Settings, TaskSettings
 from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import home_layers
@@ -151,17 +151,18 @@ def test_figures_of_other_held_out_data_are_not_compared():
 
 
 @pytest.mark.parametrize(
-    ("of", "told"),
+    ("of", "by", "told"),
     [
-        ("one", []),
-        ("another", ["the held-out data are others (sha256 one) than before the checkpoint (another)"]),
-        ("", ["the checkpoint does not tell of which data its best is"]),
+        ("one", LOSS, []),
+        ("one", "accuracy", ["the best is by loss, before the checkpoint by accuracy"]),
+        ("another", LOSS, ["the held-out data are others (sha256 one) than before the checkpoint (another)"]),
+        ("", LOSS, ["the checkpoint does not tell of which data its best is"]),
     ],
 )
-def test_what_goes_on_with_other_held_out_data_says_so(of: str, told: list[str]):
+def test_what_goes_on_with_other_held_out_data_or_another_figure_says_so(of: str, by: str, told: list[str]):
     found: list[dict[str, Any]] = []
     evaluation = Evaluation(held_out=HeldOut(1, 1, cast(Any, None), "one"), **dict.fromkeys(OTHER_PARTS))
-    evaluation.go_on(Evaluated.after(None, 10, 1.0, of=of), found.append)
+    evaluation.go_on(Evaluated.after(None, 10, 1.0, {"accuracy": 0.5}, by, of=of), found.append)
     assert [event["text"].partition(";")[0] for event in found] == told
 
 
