@@ -48,6 +48,7 @@ def test_names_of_the_files_of_a_run():
         *("config", "cluster", "profile", "plan", "program", "metrics", "trace", "report", "recoveries"),
         *(
             "vocabulary",
+            "tokenizer_config",
             "tokens",
             "checkpoints",
             "model_config",

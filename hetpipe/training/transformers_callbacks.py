@@ -12,7 +12,6 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from cost_model.errors import InputError
 from hetpipe.training.callbacks import Callback
 from hetpipe.training.checkpoint import Manifest
-from hetpipe.training.checkpoint import best as best_checkpoint
 
 _ASKS = {
     "should_save": "save_steps",
@@ -60,8 +59,8 @@ class TransformersCallbacks(Callback):
         held_out = manifest.evaluated
         if self._given.metric_for_best_model is not None and held_out is not None and held_out.best_step:
             state.best_metric, state.best_global_step = held_out.best_loss, held_out.best_step
-            best = best_checkpoint(source.parent)
-            state.best_model_checkpoint = None if best is None else str(best)
+            best = source.parent / f"step-{held_out.best_step:06d}"
+            state.best_model_checkpoint = str(best) if best.is_dir() else None
 
     def begin(self) -> None:
         """Tell that training begins."""

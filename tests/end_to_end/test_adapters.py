@@ -211,7 +211,7 @@ def test_a_run_goes_on_and_ends_in_a_folder_that_peft_loads(hetpipe: Shell):
     assert exported.code == 0, exported.err
     assert read_adapter_settings(hetpipe.folder / "peft") == here.lora
     assert {path.name for path in (hetpipe.folder / "peft").iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors", "tokenizer.json",
+        "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     merged = hetpipe("export run -o merged --merge")
     assert merged.code == 0, merged.err
