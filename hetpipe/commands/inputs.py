@@ -95,11 +95,6 @@ class PlanRequest:
         )  # fmt: skip
         return _forced_problem(problem, self.strategy, self.options)
 
-    @property
-    def may_share(self) -> bool:
-        """Whether --shared-network might change the plan."""
-        return self.strategy == AUTO and not self.options.shared_network
-
     def choose(self, profile: ModelProfile) -> "Choose":
         """Return what takes another plan of those that a search has looked at, where messages meet."""
         from hetpipe.simulation.shared_choice import EVERYWHERE, TIES, least_shared

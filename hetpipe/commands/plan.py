@@ -78,7 +78,7 @@ def plan_command(
     plan, outcomes, sentences = _planned(problem, request, objective, alone=json)
     prediction = predict(plan, profile, cluster, schedule)
     check_memory(prediction.plan, profile, cluster)
-    shared = shared_sentences(prediction, option=request.may_share and not objective.given)
+    shared = shared_sentences(prediction)
     text = ""
     if program:
         verify(prediction.program, profile, cluster)

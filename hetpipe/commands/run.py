@@ -136,8 +136,7 @@ def run_command(
         batch = start.batch if batch is None else batch
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent, file=file)
         estimates = _verified(prediction, profile, request.cluster, start)
-        may_share = plan is None and request.may_share
-        shared = shared_sentences(prediction, hosts=others is not None, option=may_share)
+        shared = shared_sentences(prediction, hosts=others is not None)
         if not silent:
             forced = options.forces_plan
             show_plan(prediction.plan, outcomes, profile, request.cluster, details=verbose, forced=forced)

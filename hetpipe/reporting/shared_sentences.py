@@ -9,11 +9,10 @@ WORTH_SAYING = 0.03
 """How much longer a step has to be for it, as a share of the predicted one."""
 
 
-def shared_sentences(prediction: Prediction, *, hosts: bool = True, option: bool = False) -> list[str]:
+def shared_sentences(prediction: Prediction, *, hosts: bool = True) -> list[str]:
     """Say how long a step takes where messages share network cards; [] where it is about as long.
 
-    hosts: whether nodes are hosts; if not, links between emulated devices are emulated, by turns. option:
-    whether the plan is one of `auto` that --shared-network might change.
+    hosts: whether nodes are hosts; if not, links between emulated devices are emulated, by turns.
     """
     if not hosts and all(is_emulated(device.kind) for device in prediction.costs.devices):
         return []
@@ -21,8 +20,7 @@ def shared_sentences(prediction: Prediction, *, hosts: bool = True, option: bool
     if shared_s is None or shared_s <= (1 + WORTH_SAYING) * prediction.step_s:
         return []
     longer = shared_s / prediction.step_s - 1
-    remedy = "; --shared-network may find a plan in which they meet less" if option else ""
     return [
-        f"messages meet: where connections share network cards, as TCP's do, a step takes about "
-        f"{format_seconds(shared_s)}, {longer:.0%} longer{remedy}"
+        f"messages meet: where connections share network cards, as TCP's do, a step may take about "
+        f"{format_seconds(shared_s)}, {longer:.0%} longer"
     ]

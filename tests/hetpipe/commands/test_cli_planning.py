@@ -164,19 +164,12 @@ def test_a_step_whose_messages_meet_is_said_to_be_longer(hetpipe: Shell):
     found = hetpipe(f"simulate meeting.json {files} --json").json
     longer = found["shared_step_s"] / found["step_s"] - 1
     assert longer > 0.1
-    said = f"a step takes about {format_seconds(found['shared_step_s'])}, {longer:.0%} longer"
+    said = f"a step may take about {format_seconds(found['shared_step_s'])}, {longer:.0%} longer"
     text = " ".join(hetpipe(f"simulate meeting.json {files}").out.split())
     assert "messages meet: where connections share network cards, as TCP's do, " + said in text
-    assert "--shared-network" not in text
     alone = hetpipe("simulate plan.json --profile profile.json --cluster cluster.toml")
     assert alone.code == 0
     assert "messages meet" not in alone.out
-    remedy = "longer; --shared-network may find a plan in which they meet less"
-    pins = " ".join(f"--pin a/{number}=0 --pin b/{number}=1" for number in range(3))
-    for option, has_remedy in (("", True), ("--shared-network", False)):
-        planned = hetpipe(f"plan {files} {pins} --pipelines 3 --global-batch-size 3 {option}")
-        text = " ".join(planned.out.split())
-        assert ("messages meet" in text, remedy in text) == (True, has_remedy)
 
 
 def test_what_is_excluded_is_left_out(hetpipe: Shell):
