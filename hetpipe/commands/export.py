@@ -10,7 +10,12 @@ from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
-from hetpipe.models.huggingface_folder import CONFIG_FILE, described
+from hetpipe.models.huggingface_folder import (
+    CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    described,
+)
 from hetpipe.runs.quantization import split_load_in
 from hetpipe.runs.run_folder import RunFolder, check_empty
 from hetpipe.runs.settings import read_settings
@@ -50,9 +55,9 @@ def export_command(
         )
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
-        shutil.copyfile(vocabulary, output / "tokenizer.json")
-    if (tokenizer := source / checkpoint.TOKENIZER_CONFIG_FILE).exists():
-        shutil.copyfile(tokenizer, output / checkpoint.TOKENIZER_CONFIG_FILE)
+        shutil.copyfile(vocabulary, output / TOKENIZER_FILE)
+    if (tokenizer := source / TOKENIZER_CONFIG_FILE).exists():
+        shutil.copyfile(tokenizer, output / TOKENIZER_CONFIG_FILE)
     if (processor := source / checkpoint.PROCESSOR_FILE).exists():
         shutil.copyfile(processor, output / checkpoint.PROCESSOR_FILE)
     if (template := source / checkpoint.CHAT_TEMPLATE_FILE).exists():
@@ -95,21 +100,22 @@ def _write_tokenizer_config(source: Path, manifest: "Manifest", output: Path) ->
 
     That of an encoder-decoder says how texts end and are filled up.
     """
-    from hetpipe.data import pairs, special_tokens
+    from hetpipe.data.pairs import ends_of_pairs
+    from hetpipe.data.special_tokens import roles_of, tokenizer_config_text
     from hetpipe.data.vocabulary import load_vocabulary
     from hetpipe.models.task_inputs import MASK, TOKENS, TYPES
-    from hetpipe.training.checkpoint import TOKENIZER_CONFIG_FILE
 
-    if not (output / "tokenizer.json").exists():
+    if not (output / TOKENIZER_FILE).exists():
         return
-    vocabulary, target = load_vocabulary(output / "tokenizer.json"), output / TOKENIZER_CONFIG_FILE
+    vocabulary, target = load_vocabulary(output / TOKENIZER_FILE), output / TOKENIZER_CONFIG_FILE
     name = manifest.model.removesuffix("" if manifest.lora is None else manifest.lora.suffix)
     spec = _kept_spec(source, split_load_in(name)[0])
     if spec.task.translates:
-        write_atomically(target, pairs.tokenizer_config_text(vocabulary, spec.inputs))
+        write_atomically(target, tokenizer_config_text(ends_of_pairs(vocabulary, spec.inputs)))
     elif not target.exists():
         inputs = [TOKENS, *([TYPES] if spec.inputs.token_types else []), MASK]
-        write_atomically(target, special_tokens.tokenizer_config_text(vocabulary, inputs))
+        said = {"model_input_names": inputs, **roles_of(vocabulary)}
+        write_atomically(target, tokenizer_config_text(said))
 
 
 def _kept_spec(source: Path, name: str) -> "ModelSpec":

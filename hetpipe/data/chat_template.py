@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
 from hetpipe.data.chat_lines import ANSWERS, Chat
-from hetpipe.data.special_tokens import SpecialTokens
+from hetpipe.data.special_tokens import SpecialTokens, tokenizer_config_text
+from hetpipe.models.huggingface_folder import TOKENIZER_CONFIG_FILE
 
 PLAIN = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
@@ -131,8 +132,7 @@ def write_for_transformers(template: ChatTemplate, folder: Path) -> None:
     Where answers end with a token of hetpipe's choice, the model's `generate` is told to end there too.
     """
     write_atomically(folder / "chat_template.jinja", template.template)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **template.special_tokens}
-    write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=1) + "\n")
+    write_atomically(folder / TOKENIZER_CONFIG_FILE, tokenizer_config_text(template.special_tokens))
     generation = folder / "generation_config.json"
     if template.is_plain and generation.exists():
         vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -144,7 +144,7 @@ def write_for_transformers(template: ChatTemplate, folder: Path) -> None:
 def _brings_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
-    config = folder / "tokenizer_config.json"
+    config = folder / TOKENIZER_CONFIG_FILE
     return config.is_file() and "chat_template" in (read_json(config) or {})
 
 

@@ -57,14 +57,12 @@ def mark_ends_of_pairs(vocabulary: Tokenizer, shape: InputShape, where: object) 
     vocabulary.post_processor = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, shape.end)])
 
 
-def tokenizer_config_text(vocabulary: Tokenizer, shape: InputShape) -> str:
-    """Return the tokenizer_config.json by which transformers knows how texts end and are filled up."""
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+def ends_of_pairs(vocabulary: Tokenizer, shape: InputShape) -> dict[str, str | None]:
+    """Return by which tokens texts end and are filled up, by their names in transformers."""
+    return {
         "eos_token": vocabulary.id_to_token(shape.end),
         "pad_token": vocabulary.id_to_token(shape.padding),
     }
-    return json.dumps(config, indent=1) + "\n"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,10 @@
 """The special tokens of a vocabulary, and the vocabulary that a model's folder brings."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -44,12 +45,17 @@ class SpecialTokens:
         return replace(found, all=tuple(sorted(every)))
 
 
-def tokenizer_config_text(vocabulary: Tokenizer, inputs: Sequence[str]) -> str:
-    """Return the tokenizer_config.json of a vocabulary, for `AutoTokenizer`: it is used as it is.
+def tokenizer_config_text(said: Mapping[str, Any]) -> str:
+    """Return a tokenizer_config.json by which `AutoTokenizer` uses the tokenizer.json beside it as it is.
 
     Without one transformers takes the class of the model's kind, which splits texts in a way of its own.
-    inputs: what the model is given of a text.
+    said: what else it says, as which token ends a text.
     """
+    return json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **said}, indent=1) + "\n"
+
+
+def roles_of(vocabulary: Tokenizer) -> dict[str, str | None]:
+    """Return the special tokens of a vocabulary by their names in transformers."""
     special = SpecialTokens.of(vocabulary)
     ids = {
         "pad_token": _first(vocabulary, PADDINGS),
@@ -60,9 +66,7 @@ def tokenizer_config_text(vocabulary: Tokenizer, inputs: Sequence[str]) -> str:
         "sep_token": special.separator,
         "mask_token": special.mask,
     }
-    tokens = {role: vocabulary.id_to_token(index) for role, index in ids.items() if index is not None}
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": list(inputs)}
-    return json.dumps({**kind, **tokens}, indent=1) + "\n"
+    return {role: vocabulary.id_to_token(index) for role, index in ids.items() if index is not None}
 
 
 def _first(vocabulary: Tokenizer, names: Iterable[str]) -> int | None:

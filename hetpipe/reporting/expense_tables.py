@@ -10,7 +10,7 @@ from rich.table import Table
 from cost_model.cluster import Cluster, Device
 from cost_model.expenses import Expenses, Objective
 from cost_model.units import format_number, format_seconds
-from hetpipe.reporting.tables import in_units, new_table
+from hetpipe.reporting.tables import few_names, in_units, new_table
 from partition.plan import Plan
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
@@ -140,8 +140,7 @@ def unknown_sentences(devices: Iterable[Device], shown: "Iterable[WhatIfRow | Co
         lacking = list(dict.fromkeys(device.name for device in devices if getattr(device, key) is None))
         given = any(getattr(device, key) is not None for device in devices)
         if given and lacking and not known:
-            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            sentences.append(f"no {what} is shown: `{key}` of {lacking[0]}{more} is not known")
+            sentences.append(f"no {what} is shown: `{key}` of {few_names(lacking, 1)} is not known")
     return sentences
 
 

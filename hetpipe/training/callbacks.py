@@ -7,7 +7,7 @@ from typing import Any
 from cost_model.errors import InputError
 from hetpipe.runs.run_report import RunReport
 
-_METHODS = ("on_step_end", "on_checkpoint", "on_end")
+_METHODS = ("on_step_end", "on_checkpoint", "on_end", "on_begin")
 
 
 class Callback:
@@ -17,6 +17,9 @@ class Callback:
     returned. True ends training after the step at hand, with a checkpoint unless `save` is False; whatever
     else a method gives does not. An exception ends the ranks and comes out of `fit`.
     """
+
+    def on_begin(self, source: Path | None) -> None:
+        """Take, before anything is measured, the checkpoint that is gone on from; None: training begins."""
 
     def on_step_end(self, metrics: Mapping[str, Any]) -> bool | None:
         """Take a step's line of metrics.jsonl (step from 1, loss, step_s, gradient_norm, ...)."""
@@ -42,6 +45,11 @@ class Callbacks:
                     "inherit from hetpipe.Callback"
                 )
         self._listeners = tuple(listeners)
+
+    def began(self, source: Path | None) -> None:
+        """Tell that training begins, or goes on from a checkpoint."""
+        for listener in self._listeners:
+            getattr(listener, "on_begin", _ignore)(source)
 
     def told(self, event: Mapping[str, Any]) -> bool:
         """Tell of an event of the ranks; return whether one of them ends training."""

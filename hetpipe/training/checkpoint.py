@@ -2,7 +2,8 @@
 
     checkpoints/step-000010/layer-000.safetensors   parameters by canonical name, <name>.exp_avg, ...
                             vocabulary.json
-                            config.json             of a model that came from a folder
+                            config.json             of a model that came from a folder,
+                            tokenizer_config.json   and of its tokenizer
                             manifest.json           written last
     checkpoints/.step-000020.tmp-1f2e3d4c/          being written: every rank its layers, then rank 0 commits
     checkpoints/.step-000010.old-5a6b7c8d/          being replaced by a new step-000010
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, check_format, read_json, validate
+from hetpipe.models.huggingface_folder import TOKENIZER_CONFIG_FILE
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.training.evaluated import Evaluated
@@ -38,7 +40,6 @@ FORMAT_BEFORE = "hetpipe.checkpoint/1"
 """Without a hash of the manifest, and of the files beside the layers."""
 MANIFEST_FILE, VOCABULARY_FILE, CONFIG_FILE = "manifest.json", "vocabulary.json", "config.json"
 CHAT_TEMPLATE_FILE, PROCESSOR_FILE = "chat-template.json", "preprocessor_config.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _OTHERS = (VOCABULARY_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE, PROCESSOR_FILE, TOKENIZER_CONFIG_FILE)
 
 STRICT = ConfigDict(extra="forbid", strict=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cost_model.errors import InputError
 from hetpipe.data.task import TrainingTask
+from hetpipe.models.huggingface_folder import TOKENIZER_CONFIG_FILE
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.instructions import Program
 from hetpipe.runs.run_folder import RunFolder
@@ -321,7 +322,7 @@ class CheckpointWriter:
             checkpoint.CONFIG_FILE: self.folder.model_config,
             checkpoint.CHAT_TEMPLATE_FILE: self.folder.chat_template,
             checkpoint.PROCESSOR_FILE: self.folder.image_processor,
-            checkpoint.TOKENIZER_CONFIG_FILE: self.folder.tokenizer_config,
+            TOKENIZER_CONFIG_FILE: self.folder.tokenizer_config,
         }
         with self._refused(now.step):
             checkpoint.commit(

@@ -168,12 +168,14 @@ class Trainer:
             torchrun.follow(self._task)
         steps = self._once_through() if steps is None else steps
         before: dict[str, Any] = {}
+        source = None
         if resume_from is not None:
             source = find_checkpoint(str(resume_from), self.folder, RUNS, self._planning.name)
             manifest = checkpoint.read_manifest(source)
             check_optimizer(manifest, self._optimizer_name, source)
             before = {**inherited(manifest, steps), "data": (), "resume_from": str(source)}
         settings = self._settings_for(steps, before)
+        self._callbacks.began(source)
         report = self._train(settings, self._predict(settings))
         if self._progress and self.folder is not None:
             show([f"{report.steps} steps, {_step_sentence(report)}", *run_marks(report)])

@@ -11,7 +11,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 
 from cost_model.errors import InputError
 from hetpipe.training.callbacks import Callback
-from hetpipe.training.checkpoint import Manifest
+from hetpipe.training.checkpoint import Manifest, read_manifest
 
 _ASKS = {
     "should_save": "save_steps",
@@ -49,7 +49,14 @@ class TransformersCallbacks(Callback):
         self._listeners, self._given, self._intervals, self._others = listeners, given, intervals, others
         self._losses: list[float] = []
 
-    def go_on(self, source: Path, manifest: Manifest) -> None:
+    def on_begin(self, source: Path | None) -> None:
+        if source is not None:
+            self._go_on(source, read_manifest(source))
+        self._call("on_train_begin")
+        self._call("on_epoch_begin")
+        self._call("on_step_begin")
+
+    def _go_on(self, source: Path, manifest: Manifest) -> None:
         """Take the state that a run had at a checkpoint: its logs, and what was best when held out."""
         state, step = self.state, manifest.step
         state.global_step, state.epoch = step, step / self._intervals.epoch
@@ -61,12 +68,6 @@ class TransformersCallbacks(Callback):
             state.best_metric, state.best_global_step = held_out.best_loss, held_out.best_step
             best = source.parent / f"step-{held_out.best_step:06d}"
             state.best_model_checkpoint = str(best) if best.is_dir() else None
-
-    def begin(self) -> None:
-        """Tell that training begins."""
-        self._call("on_train_begin")
-        self._call("on_epoch_begin")
-        self._call("on_step_begin")
 
     def on_step_end(self, metrics: Mapping[str, Any]) -> bool:
         state, step = self.state, metrics["step"]
@@ -97,7 +98,7 @@ class TransformersCallbacks(Callback):
         if self.state.best_global_step == step:
             self.state.best_model_checkpoint = str(path)
         self._call("on_save")
-        if path.is_dir():  # as transformers does, for `go_on`
+        if path.is_dir():  # as transformers does, for `_go_on`
             self.state.save_to_json(str(path / TRAINER_STATE_NAME))
         return bool(self.control.should_training_stop)
 

@@ -23,9 +23,8 @@ from hetpipe.data.user_data import LABELS
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_weights import load_weights
-from hetpipe.training.resumption import find_checkpoint
 from hetpipe.training.trained_model import TrainedModel
-from hetpipe.training.trainer import RUNS, Trainer
+from hetpipe.training.trainer import Trainer
 from hetpipe.training.transformers_arguments import NO_CLIPPING, Arguments
 from hetpipe.training.transformers_callbacks import Intervals, TransformersCallbacks
 from hetpipe.training.transformers_data import CollatedData, Collator, loss_of, taken_columns
@@ -100,10 +99,7 @@ class TransformersTrainer:
         if self.train_dataset is None:
             raise InputError("train_dataset is None; give the trainer what to train on")
         source = self._source(resume_from_checkpoint)
-        if source is not None:
-            self._told.go_on(source, checkpoint.read_manifest(source))
         begun_s = time.monotonic()
-        self._told.begin()
         self._trainer.fit(self.state.max_steps, resume_from=source)
         newest = checkpoint.latest(self._folder.checkpoints)
         kept = checkpoint.best(self._folder.checkpoints) if self.args.load_best_model_at_end else newest
@@ -154,17 +150,17 @@ class TransformersTrainer:
         """Return True: one process runs the script."""
         return True
 
-    def _source(self, resume: bool | str | None) -> Path | None:
-        """Return the checkpoint to go on from, None to begin."""
-        if resume in (None, False):
-            return None
+    def _source(self, resume: bool | str | None) -> Path | str | None:
+        """Return what to go on from, None to begin."""
+        if resume is not True:
+            return resume or None
         folder = self._folder
-        if resume is True and not checkpoint.written(folder.checkpoints):
+        if not checkpoint.written(folder.checkpoints):
             raise InputError(
                 f"resume_from_checkpoint=True: {folder.path} holds no checkpoint to go on from; leave it out "
                 "to begin"
             )
-        return find_checkpoint(str(folder.path if resume is True else resume), folder, RUNS, "")
+        return folder.path
 
     @property
     def _folder(self) -> RunFolder:

@@ -54,7 +54,11 @@ class Recorder(Callback):
         self.told: list[tuple[str, Any]] = []
         self.metrics: list[Mapping[str, Any]] = []
         self.paths: list[Path] = []
+        self.sources: list[Path | None] = []
         self.stop_at, self.stop_at_checkpoint = stop_at, stop_at_checkpoint
+
+    def on_begin(self, source: Path | None) -> None:
+        self.sources.append(source)
 
     def on_step_end(self, metrics: Mapping[str, Any]) -> bool:
         self.told.append(("step", metrics["step"]))

@@ -145,6 +145,7 @@ def test_a_checkpoint_holds_the_states_of_the_optimizer_for_any_plan(tmp_path, o
     second = trainer(tmp_path / "two", chain_plan("mine", [0, 3, 5], 16), **options)
     second.fit(STEPS, resume_from=second.folder.path)
     assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-12)
+    assert recorder.sources == [None, second.folder.checkpoints / "step-000003"]
 
 
 @pytest.mark.slow
