@@ -9,13 +9,13 @@ from crowded import BURST, plan_of, run_plan
 
 from cost_model.cluster import Cluster, Node
 from cost_model.cluster_file import read_cluster
-from cost_model.profile import ModelProfile, read_profile
+from cost_model.profile import read_profile
 from hetpipe.simulation.prediction import evaluator, predict
 from hetpipe.simulation.shared_choice import EVERYWHERE, TIES, least_shared
 from hetpipe.simulation.shared_network import shared_step_s
 from main import machine, three_hosts
 from partition.plan import Plan
-from partition.problem import problem_of
+from partition.problem import Forced, Problem, problem_of
 from partition.solver import solve
 
 CHOICES = {"by turns": None, "auto": (TIES,), "--shared-network": EVERYWHERE}
@@ -31,7 +31,9 @@ def main() -> None:
         with three_hosts((options.rate,) * 3, burst=BURST) as (hosts, folder):
             _, first = run_plan(hosts, folder, plan_of(("abc",), 1), 1, nodes)  # measures devices and links
             profile, cluster = read_profile(first / "profile.json"), read_cluster(first / "cluster.toml")
-            plans = _plans(profile, _tight(cluster, 1e6 * options.memory), options.batch)
+            tight = _tight(cluster, 1e6 * options.memory)
+            problem = problem_of(profile, tight, options.batch, options.microbatch)
+            plans = _plans(replace(problem, forced=Forced(num_pipelines=options.pipelines)))
             seconds: dict[Plan, list[float]] = {plan: [] for plan in plans.values()}
             for _ in range(options.rounds):
                 for plan, found in seconds.items():
@@ -55,6 +57,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", default="20mbit")
     parser.add_argument("--memory", type=float, default=20, help="MB of a device; none takes the whole model")
     parser.add_argument("--batch", type=int, default=96)
+    parser.add_argument("--microbatch", type=int, help="samples of each; 8: messages of 524 kB")
+    parser.add_argument("--pipelines", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     return parser.parse_args()
@@ -70,9 +74,9 @@ def _tight(cluster: Cluster, memory_bytes: float) -> Cluster:
     return replace(cluster, nodes=tuple(map(tight, cluster.nodes)))
 
 
-def _plans(profile: ModelProfile, cluster: Cluster, batch: int) -> dict[str, Plan]:
-    """Return the plan of each choice, of one batch size."""
-    problem = problem_of(profile, cluster, batch)
+def _plans(problem: Problem) -> dict[str, Plan]:
+    """Return the plan of each choice."""
+    profile, cluster = problem.profile, problem.cluster
     evaluate = evaluator(profile, cluster)
     return {
         name: replace(
