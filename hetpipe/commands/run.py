@@ -288,9 +288,11 @@ def _replan(profile: ModelProfile, request: PlanRequest, start: RunStart, *, bat
 def _adapt(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batch: int | None) -> "Adapt":
     """Return what plans the same run with devices that have become slow, or says what a plan does then."""
 
-    def adapt(lost: frozenset[str], times: Mapping[str, float], plan: Plan | None) -> Prediction:
+    def adapt(
+        lost: frozenset[str], times: Mapping[str, float], room_bytes: Mapping[str, float], plan: Plan | None
+    ) -> Prediction:
         whole = slowed(request.cluster, times)
-        usable = slowed(without(request.usable, sorted(lost)), times)
+        usable = slowed(with_room(without(request.usable, sorted(lost)), room_bytes), times)
         now = replace(request, cluster=whole, usable=usable, proof_s=0.0)
         if plan is not None:  # without a word on the cluster, which is another one now
             return predict(plan, profile, whole, start.settings.schedule)

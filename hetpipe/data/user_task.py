@@ -3,7 +3,7 @@
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from hetpipe.data.task import OptimizerFactory, TrainingTask
 from hetpipe.data.user_data import batch_in, batch_of, has_length
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.chain import ChainModel
+from hetpipe.models.families import LONGEST_REASON
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import weight_dtype
 from hetpipe.models.quantized_weights import parts_of
@@ -28,6 +29,8 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 
 WEIGHTS_FILE = "initial.safetensors"
+LOOKED_AT = 32
+"""Samples that show what they reach of a model, where the first one does not reach all of it."""
 SUM_TOLERANCE = 0.05
 """A mean over two samples is half of their sum; a sum in bfloat16 is off by less."""
 
@@ -156,7 +159,8 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
     if isinstance(built, nn.Module):
         check_norms(built, "use nn.GroupNorm or nn.LayerNorm")
     with refused_on_error("the model fails on the first sample of the data"):
-        chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
+        more = partial(_several, data, chosen.shuffle, inputs)
+        chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk, more=more)
     parts = {"chain": chain, "data": data, "loss": loss, "options": replace(chosen, example=None)}
     num_held_out = (0, 0) if chosen.eval_data is None else _held_out(chosen)
     return UserTask(
@@ -169,6 +173,15 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
         num_held_out=num_held_out,
         held_out_sha256=_held_out_sha256(chosen, num_held_out),
     )
+
+
+def _several(data: object, shuffle: bool, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the inputs of the first samples of the data; the given ones where they do not go together."""
+    count = min(LOOKED_AT, len(data)) if has_length(data) else LOOKED_AT
+    try:
+        return batch_of(data, 0, shuffle)(0, count)[0]
+    except Exception:  # what data of somebody else raise is of many kinds
+        return inputs
 
 
 def _shapes(inputs: Mapping[str, Tensor], labels: Tensor) -> list[list[str]]:
@@ -219,10 +232,10 @@ def _packed(what: str, part: object) -> bytes:
     try:  # by value: a lambda, or what a notebook defines, which the ranks cannot import
         return bytes(cloudpickle.dumps(part))
     except Exception as error:
-        reason = str(error).partition("\n")[0]
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
         raise InputError(
             f"{name} cannot be sent to the ranks ({reason}); let it hold nothing of this process, as open "
-            "files, locks and connections"
+            "files, locks and connections, or give a function that builds it"
         ) from None
 
 
@@ -290,12 +303,24 @@ class SummedLoss:
             return value
         with torch.no_grad():  # before the graph of the loss, beside which it would need room of its own
             apart = [self._loss(outputs[rows], labels[rows]) for rows in (slice(0, 1), slice(1, None))]
+        self._check_constant(outputs[:1].detach(), labels[:1])
         value = self._loss(outputs, labels)
         _check_number(value)
-        self._check_sum(value.detach(), apart[0] + apart[1], len(labels))
+        self._check_sum(value.detach(), apart, len(labels))
         return value
 
-    def _check_sum(self, value: Tensor, apart: Tensor, count: int) -> None:
+    def _check_constant(self, outputs: Tensor, labels: Tensor) -> None:
+        """Refuse a loss that depends on more than the outputs, as on weights of a model that it holds."""
+        with torch.enable_grad():
+            value = self._loss(outputs, labels)
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise InputError(
+                "the loss depends on parameters of its own, which get no gradient there; compute what "
+                "they add in the model, or by the optimizer's weight decay"
+            )
+
+    def _check_sum(self, value: Tensor, parts: Sequence[Tensor], count: int) -> None:
+        apart = parts[0] + parts[1]
         if not (value.isfinite() and apart.isfinite()):
             return
         if not torch.isclose(value, apart, rtol=SUM_TOLERANCE, atol=1e-6):
@@ -303,7 +328,7 @@ class SummedLoss:
                 f"the loss of {count} samples is {float(value):.4g}, that of the same samples apart "
                 f"adds up to {float(apart):.4g}; give a sum over the samples (reduction='sum'), not a mean"
             )
-        self._checked = True
+        self._checked = all(bool(part != 0) for part in parts)  # else a mean may be the same
 
 
 def _check_number(value: object) -> None:

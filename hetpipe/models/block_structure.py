@@ -24,6 +24,7 @@ class ParameterInfo:
     name: canonical, the first name under which the model lists it.
     reached: the loss on the logits depends on it and the model trains it (requires_grad); otherwise it has
     no gradient.
+    unreached: the model trains it, and the output of the samples that were looked at does not depend on it.
     tied: another layer holds it as well, so that gradients have to be summed; never where it is not reached.
     shared: another layer holds it as well, be it trained or not.
     given: dtype of the weight that training begins with. uses: what this layer does with it.
@@ -40,6 +41,7 @@ class ParameterInfo:
     uses: Use = Use.OTHER
     keeps: Use = NO_USE
     packing: Packing | None = None
+    unreached: bool = False
 
     def kept_dtype(self, dtype: torch.dtype, lowered: torch.dtype | None) -> torch.dtype:
         """Return the dtype in which the parameter is held between steps; dtype: of trained ones."""

@@ -4,8 +4,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
-from operator import or_
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -15,31 +14,21 @@ from cost_model.errors import InputError
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.adapters import has_adapters, packings_of
 from hetpipe.models.block_structure import BlockStructure, Inputs, ParameterInfo, refused_on_error
+from hetpipe.models.cut_refusals import refuse_uncuttable
+from hetpipe.models.description import describe, reached_by
 from hetpipe.models.families import build_keyed, keyed_attention
-from hetpipe.models.found_structure import (
-    holders_by_name,
-    reached_names,
-    structure_of,
-    uses_by_layer,
-    what_crosses,
-)
-from hetpipe.models.frozen_weights import NO_USE, cast_where_used, uncast
+from hetpipe.models.found_structure import what_crosses
+from hetpipe.models.frozen_weights import cast_where_used
 from hetpipe.models.huggingface import ModelSpec
-from hetpipe.models.initialization import (
-    Template,
-    has_rule,
-    parameters_on_meta,
-    private_random_stream,
-)
+from hetpipe.models.initialization import Template, parameters_on_meta, private_random_stream
 from hetpipe.models.lowered_weights import lower_where_used
-from hetpipe.models.observation import observe
 from hetpipe.models.owned_weights import begin_weights, held_beside, take_weights
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.models.placement import place
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.quantized_modules import matrices_in
 from hetpipe.models.quantized_weights import QuantizedParameter
-from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
+from hetpipe.models.sequential import let_inputs_be, run_through
 from hetpipe.models.splittable import splittable
 from hetpipe.models.unpacked import keep_unpacked
 from hetpipe.models.weight_bytes import WeightBytes
@@ -86,7 +75,7 @@ class ChainModel:
         ids = torch.arange(24).reshape(2, 12) % max(1, spec.shrunken_vocabulary_size)
         inputs = spec.shrunken_inputs.inputs(ids)
         example = spec.inputs.inputs(torch.zeros(1, 12, dtype=torch.long))
-        chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        chain = cls._described(spec.name, spec.build, spec.build_shrunk, inputs, example)
         stored = {} if weights is None else weights.dtypes()
         packed = packings_of(spec)
         if weights is not None:
@@ -104,6 +93,7 @@ class ChainModel:
         example: Inputs | Tensor | tuple[Tensor, ...],
         *,
         shrunk: Callable[[], nn.Module] | None = None,
+        more: Callable[[], Inputs] | None = None,
         name: str | None = None,
     ) -> "ChainModel":
         """Describe any module with a list of blocks, or an nn.Sequential, as a chain.
@@ -112,6 +102,8 @@ class ChainModel:
         example: inputs of one sample, by name of the forward's arguments; for an nn.Sequential also plain
         tensors.
         shrunk: the same class made small; without it the structure is read off the full model, on the CPU.
+        more: gives inputs of further samples, to look at which parameters they reach that the example does
+        not, as experts of a mixture; the example's where it gives none.
 
         Raises: InputError if the model cannot be split; says why.
         """
@@ -126,6 +118,7 @@ class ChainModel:
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
                 template = Template(factory)
                 splittable(template.module)
+            refuse_uncuttable(factory)  # of which a copy may have lost what it refuses
             given: dict[str, nn.Parameter] = dict(factory.named_parameters())
             matrices = matrices_in(factory)
             if matrices and not has_adapters(factory):
@@ -134,7 +127,8 @@ class ChainModel:
                 )
             given |= {key: QuantizedParameter(matrix) for key, matrix in matrices.items()}
             small = shrunk or (template if matrices else lambda: splittable(copy.deepcopy(factory)))
-            described = _describe(name, template, small, inputs, example, given)
+            real = None if shrunk or matrices else small
+            described = cls._described(name, template, small, inputs, example, given, real, more)
             packed = {key: matrix.packing for key, matrix in matrices.items()}
             return replace(
                 described,
@@ -144,9 +138,41 @@ class ChainModel:
             )
         build = partial(build_keyed, factory)
         small = build if shrunk is None else partial(build_keyed, shrunk)
-        described = _describe(name or _name_of(factory), build, small, inputs, example)
+        real = build if shrunk is None else None
+        described = cls._described(name or _name_of(factory), build, small, inputs, example, None, real, more)
         # NOTE: the model's rule knows nothing of what peft put into it
         return replace(described, has_rule=described.has_rule and not described.base)
+
+    @classmethod
+    def _described(
+        cls,
+        name: str,
+        build: Callable[[], nn.Module],
+        build_small: Callable[[], nn.Module],
+        inputs: Inputs,
+        example: Inputs,
+        given: Mapping[str, Tensor] | None = None,
+        real: Callable[[], nn.Module] | None = None,
+        more: Callable[[], Inputs] | None = None,
+    ) -> "ChainModel":
+        found = describe(name, build, build_small, inputs, example, given)
+        if found.unreached and real is not None:
+            found = found.reaching(reached_by(real, more or (lambda: inputs)))
+        if not found.trains:
+            raise InputError(
+                f"{name} has nothing to train: no parameter that its output depends on has requires_grad; "
+                "leave some unfrozen"
+            )
+        return cls(
+            name=name,
+            build=build,
+            structure=found.structure,
+            layer_names=found.layer_names,
+            layer_parameters=found.layer_parameters,
+            example=example,
+            has_rule=found.has_rule,
+            base=found.base,
+        )
 
     @property
     def num_layers(self) -> int:
@@ -313,70 +339,6 @@ class ChainModel:
 
 def _name_of(factory: Callable[[], nn.Module]) -> str:
     return getattr(factory, "__name__", type(factory).__name__)
-
-
-def _describe(
-    name: str,
-    build: Callable[[], nn.Module],
-    build_small: Callable[[], nn.Module],
-    inputs: Inputs,
-    example: Inputs,
-    given: Mapping[str, Tensor] | None = None,
-) -> ChainModel:
-    with torch.device("meta"):
-        model = build()
-    shapes = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
-    unfrozen = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
-    if isinstance(model, nn.Sequential):
-        structure, layer_names = None, tuple(str(index) for index in range(len(model)))
-        holders = holders_of(model)
-        reached, used = reached_and_used(build, inputs)
-        uses = {(key, layer): used.get(key, NO_USE) for key, layers in holders.items() for layer in layers}
-    else:
-        with private_random_stream(0), torch.device("cpu"):
-            small, seen = observe(build_small, inputs)
-        structure = structure_of(name, build, example, model=model, small=small, seen=seen)
-        layer_names = structure.layer_names
-        uses = uses_by_layer(model, structure, seen)
-        unused = shapes.keys() - {key for key, _ in uses}  # which stay with the head
-        uses |= {(key, len(layer_names) - 1): NO_USE for key in unused}
-        holders = holders_by_name(uses)
-        reached = reached_names(model, structure, seen)
-    trained = reached & unfrozen
-    if not trained:
-        raise InputError(
-            f"{name} has nothing to train: no parameter that its output depends on has requires_grad; leave "
-            "some unfrozen"
-        )
-    by_layer: list[list[ParameterInfo]] = [[] for _ in layer_names]
-    # weights drawn by a model's rule are drawn in float32
-    begun = dict(model.named_parameters()) if given is None and not has_rule(model) else given or {}
-    modules = uncast(model)
-    for key, layers in holders.items():
-        is_trained = key in trained
-        keeps = modules[key] | reduce(or_, (uses[key, layer] for layer in layers))
-        for layer in layers:
-            info = ParameterInfo(
-                key,
-                shapes[key],
-                tied=is_trained and len(layers) > 1,
-                reached=is_trained,
-                shared=len(layers) > 1,
-                given=begun[key].dtype if key in begun else torch.float32,
-                uses=uses[key, layer],
-                keeps=NO_USE if key in unfrozen else keeps,
-            )
-            by_layer[layer].append(info)
-    return ChainModel(
-        name=name,
-        build=build,
-        structure=structure,
-        layer_names=layer_names,
-        layer_parameters=tuple(tuple(infos) for infos in by_layer),
-        example=example,
-        has_rule=structure is not None and has_rule(model),
-        base=frozenset(shapes.keys() - unfrozen) if has_adapters(model) else frozenset(),
-    )
 
 
 @lru_cache(maxsize=1024)

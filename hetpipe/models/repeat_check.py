@@ -45,8 +45,8 @@ def check_repeatable(
 
     name: of the layer, for errors. inputs, carried: as for `LayerModel.run`; they stay as they are.
 
-    Raises: InputError if the layer works in place on what it is given, changes a buffer, or gives another
-    result when it is run again: its result would depend on the plan.
+    Raises: InputError if the layer works in place on what it is given, changes a buffer or what it trains, or
+    gives another result when it is run again: its result would depend on the plan.
     """
     buffers = dict(model.named_buffers())
     if buffers:  # what is only kept for its size, such as a table of positions, is there after a first run
@@ -55,6 +55,8 @@ def check_repeatable(
         _run(model, layer, halves, others, dropout)
         buffers = {key: value.clone() for key, value in model.named_buffers()}
     model.forget_arguments()  # so that the second run has what the first one kept
+    trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
+    versions = {key: value._version for key, value in trained.items()}
     given, first = _run(model, layer, inputs, carried, dropout)
     if changed := next((found.what for found in given if found.has_changed), None):
         raise InputError(
@@ -66,6 +68,12 @@ def check_repeatable(
             raise InputError(
                 f"layer {name!r} changes its buffer {key.removeprefix('model.')!r} in forward, so results "
                 "depend on microbatches and recompute; take that out, or use a layer without it"
+            )
+    for key, parameter in trained.items():
+        if parameter._version != versions[key]:
+            raise InputError(
+                f"layer {name!r} changes its parameter {key.removeprefix('model.')!r} in forward, which the "
+                "devices that hold it would each do by themselves; take that out"
             )
     _, second = _run(model, layer, inputs, carried, dropout)
     if not all(_equal(one, other) for one, other in zip(first, second, strict=True)):

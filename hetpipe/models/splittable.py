@@ -6,6 +6,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.models.cut_refusals import refuse_uncuttable
 
 _SHARED_BIAS = ("T5Stack", "MT5Stack")
 """Stacks of transformers whose first block makes a bias of its parameters for all blocks after it."""
@@ -17,7 +18,10 @@ def splittable(model: nn.Module) -> nn.Module:
     T5's position bias, [1, heads, seq, seq], is made anew by each block from the first one's table, so that
     it need not travel. nn.TransformerEncoder leaves out no padding by nested tensors, in which samples differ
     in shape.
+
+    Raises: InputError for what cannot be cut without a change, see `refuse_uncuttable`.
     """
+    refuse_uncuttable(model)
     for module in list(model.modules()):
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False

@@ -14,7 +14,7 @@ from hetpipe.program.instructions import Compute, Pass, Step
 from hetpipe.program.trace import Trace
 from hetpipe.runs.run_report import RunReport
 from partition.estimates.plan_memory import stepped_bytes
-from partition.plan import Plan
+from partition.plan import OPTIMIZER_STEP, Plan
 from partition.problem import check_plan
 
 
@@ -87,12 +87,18 @@ def _optimizer_s_per_byte(
     """Return, by kind, the seconds of its STEPs over the bytes they trained, as at speed 1.
 
     A profile counts the local part of the norm with the optimizer; in a trace it cannot be told from the
-    waiting for others in NORM, and is left out.
+    waiting for others in NORM, and is left out. So are devices with states on their hosts, whose STEP is
+    the host's, or that of moving them.
     """
+    away = {
+        name
+        for name in plan.device_names
+        if plan.offloaded_layers(name) or plan.offloaded_layers(name, OPTIMIZER_STEP)
+    }
     seconds: dict[str, float] = {}
     num_bytes: dict[str, float] = {}
     for event in trace.events:
-        if isinstance(event.instruction, Step):
+        if isinstance(event.instruction, Step) and trace.device_names[event.rank] not in away:
             device = cluster.device(trace.device_names[event.rank])
             held = stepped_bytes(plan, profile, device.name) / device.speed
             seconds[device.kind] = seconds.get(device.kind, 0.0) + event.duration_s

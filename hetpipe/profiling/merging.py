@@ -36,6 +36,7 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
                     f"profiles whose layers[{index}] is {layer.name!r} and {other_layer.name!r} "
                     "cannot be joined"
                 )
+        _check_same_model(first, other)
     for index, profile in enumerate(profiles):
         for other in profiles[:index]:
             for kind in profile.kinds.keys() & other.kinds.keys():
@@ -59,12 +60,42 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
     return joined.with_kinds(kinds, dtypes)
 
 
+def _check_same_model(first: ModelProfile, other: ModelProfile) -> None:
+    """Refuse profiles of another model of this name, of other frozen weights, or of another optimizer.
+
+    Bytes are compared where the dtypes are one.
+
+    Raises: InputError naming what differs.
+    """
+    for key in ("optimizer_bytes_per_parameter_byte", "whole_states", "resident_states"):
+        mine, theirs = getattr(first, key), getattr(other, key)
+        if mine != theirs:
+            raise InputError(
+                f"profiles of {key} {mine} and {theirs} cannot be joined: they are of different optimizers"
+            )
+    alike = set(first.dtypes.values()) == set(other.dtypes.values())
+    keys = ["num_parameters", "tied_to", "frozen_with"]
+    if alike and len(set(first.dtypes.values())) == 1:
+        keys += ["parameter_bytes", "output_bytes_per_sample", "tied_bytes", "unreached_bytes"]
+    for layer, other_layer in zip(first.layers, other.layers, strict=True):
+        for key in keys:
+            mine, theirs = getattr(layer, key), getattr(other_layer, key)
+            if mine != theirs:
+                raise InputError(
+                    f"profiles whose layer {layer.name!r} has {key} {_text(mine)} and {_text(theirs)} cannot "
+                    "be joined: they are of different models, or freeze other weights"
+                )
+
+
+def _text(value: float | str | None) -> str:
+    return f"{value:,.0f}" if isinstance(value, float) else str(value)
+
+
 def _with_most_bytes(layers: Sequence[LayerProfile]) -> LayerProfile:
     """Return a layer with the most bytes that it has in any of several dtypes; it trains as many in all."""
     most = max(layers, key=lambda layer: layer.parameter_bytes)
     return dataclasses.replace(
         _with_larger_workspace([most, *layers]),
-        saved_bytes_per_sample=max(layer.saved_bytes_per_sample for layer in layers),
         prefix_bytes_per_sample=max(layer.prefix_bytes_per_sample for layer in layers),
         output_bytes_per_sample=max(layer.output_bytes_per_sample for layer in layers),
         lowered_bytes=max(layer.lowered_bytes for layer in layers),
@@ -73,7 +104,9 @@ def _with_most_bytes(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def _with_larger_workspace(layers: Sequence[LayerProfile]) -> LayerProfile:
-    """Return the first of several profiles of a layer, with the largest workspace at each size."""
+    """Return the first of several profiles of a layer, with the most that is saved or worked in anywhere."""
+    saved = max(layer.saved_bytes_per_sample for layer in layers)
+    layers = [dataclasses.replace(layers[0], saved_bytes_per_sample=saved), *layers[1:]]
     sizes = sorted({size for layer in layers for size, _ in layer.workspace_by_size})
     if not sizes:
         return dataclasses.replace(layers[0], workspace_bytes=max(layer.workspace_bytes for layer in layers))

@@ -42,6 +42,7 @@ from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.step_rounds import StepRounds
 from hetpipe.runtime.transport import TensorShape, Transport
+from hetpipe.runtime.unreached import Unreached
 from partition.plan import Pipeline
 
 Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
@@ -67,9 +68,11 @@ class Executor:
         pace: Pace,
         board: Board | None,
         wires: Sequence[torch.dtype] = (),
+        unreached: Unreached | None = None,
     ) -> None:
         """Look up what each instruction of the list needs.
 
+        unreached: owns what no sample may reach, None where there is none.
         wires: by rank, the dtype of tensors between its layers (`travels_in`); () where all are as
         boundaries says.
         """
@@ -81,6 +84,7 @@ class Executor:
         self._transport = transport
         self._sync = sync
         self._optimizer = optimizer
+        self._unreached = unreached or Unreached({})
         self._boundaries = boundaries
         self._wires = tuple(wires)
         self._pace = pace
@@ -103,6 +107,7 @@ class Executor:
     def prepare(self) -> None:
         """Forget the gradients of the step before; not part of a step, and before its common start."""
         self._optimizer.zero_grad()
+        self._unreached.forget()
         self._sync.attach()
 
     @torch.enable_grad()
@@ -341,7 +346,11 @@ class Executor:
         return due_s or now_s
 
     def _norm_of_all(self, loss_scale: float) -> Tensor:
-        """Return [sum of squares, ranks with a non-finite one, loss] over all ranks, unscaled: float64."""
+        """Return [sum of squares, ranks with a non-finite one, loss] over all ranks, unscaled: float64.
+
+        Raises: InputError if a gradient has reached what is not trained.
+        """
+        self._unreached.check()
         if self._rounds is not None:
             self._rounds.finish()
         elif isinstance(self._sync, GradientSync):

@@ -1,7 +1,7 @@
 """The parts that a rank runs with: its layers, its device, and the executor around them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 
@@ -37,6 +37,7 @@ from hetpipe.runtime.pace import EmulatedPace, Pace, slowdown_of
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
+from hetpipe.runtime.unreached import Unreached
 from partition.plan import OPTIMIZER_STEP, Plan
 
 
@@ -44,7 +45,8 @@ from partition.plan import OPTIMIZER_STEP, Plan
 class RankLayers:
     """The layers of a rank, in train mode on its device.
 
-    trained: their parameters that the loss reaches, by name; counted: names of those that count in this
+    trained: their parameters that the loss reaches, by name; unreached: those that are not frozen, and that
+    it was not seen to reach, behind the first that are trained; counted: names of those that count in this
     rank's norm; stepped: those that it updates, fewer where optimizer states are sharded, and parts of those
     of which it owns a range (`bucket_parameters.Part`). offloaded: those whose states the host keeps.
     host_weights: what brings frozen weights from there. travels: dtype of the floating tensors between
@@ -60,6 +62,7 @@ class RankLayers:
     stepped: dict[str, nn.Parameter]
     offloaded: Offloaded = NOTHING
     host_weights: HostWeights | None = None
+    unreached: Mapping[str, nn.Parameter] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -100,13 +103,23 @@ class RankLayers:
         for name, value in model.owned_parameters().items():
             value.requires_grad_(name in reached)
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
+        watched = {
+            info.name
+            for layer in layers
+            if layer >= chain.first_trained
+            for info in chain.parameters(layer)
+            if info.unreached
+        }
+        unreached = {name: value for name, value in model.owned_parameters().items() if name in watched}
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
         stepped |= owned_parts(program, rank, chain, trained)
         model.absent |= parted_names(program, rank, chain)
         offloaded = offloaded_names(program.plan, program.device_names[rank], chain, stepped)
         weights = HostWeights(model, away, place) if away else None
-        return cls(chain, model, place, lowered or dtype, trained, counted, stepped, offloaded, weights)
+        return cls(
+            chain, model, place, lowered or dtype, trained, counted, stepped, offloaded, weights, unreached
+        )
 
 
 def offloaded_names(plan: Plan, device: str, chain: ChainModel, stepped: Collection[str]) -> Offloaded:
@@ -195,6 +208,7 @@ def executor_of(
         wires=wires,
         pace=pace,
         board=board,
+        unreached=Unreached(layers.unreached),
     )
 
 

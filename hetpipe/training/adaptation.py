@@ -11,14 +11,15 @@ from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport, read_report, report_text
 from hetpipe.simulation.prediction import Prediction
+from hetpipe.training.recovery import Replan
 from partition.plan import Plan
 
 WRITTEN_BYTES_PER_S = 100e6
 """What a disk is taken to write and read at, where a checkpoint moves layers."""
 
-Adapt = Callable[[frozenset[str], Mapping[str, float], Plan | None], Prediction]
-"""(lost devices, how many times slower each slow one is, a plan) -> what that plan does then; without one,
-what a new plan does. InfeasibleError or InputError if there is none."""
+Adapt = Callable[[frozenset[str], Mapping[str, float], Mapping[str, float], Plan | None], Prediction]
+"""(lost devices, how many times slower each slow one is, the bytes of those that were too full, a plan) ->
+what that plan does then; without one, what a new plan does. Raises InfeasibleError or InputError for none."""
 
 
 @dataclass(slots=True)
@@ -43,8 +44,30 @@ class Adaptation:
         """Note that an attempt begins."""
         self._begun_s, self._start_s, self.pending = time.monotonic(), None, None
 
-    def saw(self, event: Mapping[str, Any], current: Plan, lost: frozenset[str]) -> bool:
-        """Take what a rank emits; return whether the attempt is to end, for a new plan."""
+    def replanned(self, replan: Replan) -> Replan:
+        """Return what plans as before, with the devices as slow as the plan at hand has them.
+
+        What a rank says then of a slow one is once more relative to that.
+        """
+
+        def planned(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+            if self.adapt is None or not self.slowed:
+                return replan(lost, room_bytes)
+            return self.adapt(lost, self.slowed, room_bytes, None)
+
+        return planned
+
+    def saw(
+        self,
+        event: Mapping[str, Any],
+        current: Plan,
+        lost: frozenset[str],
+        room_bytes: Mapping[str, float],
+    ) -> bool:
+        """Take what a rank emits; return whether the attempt is to end, for a new plan.
+
+        lost, room_bytes: as for `Recovery`.
+        """
         if event["event"] == "step" and self._start_s is None:
             self._start_s = time.monotonic() - self._begun_s
         if event["event"] != "slow":
@@ -56,8 +79,8 @@ class Adaptation:
         device = str(event["device"])
         slowed = {**self.slowed, device: self.slowed.get(device, 1.0) * float(event["ratio"])}
         try:
-            as_is = self.adapt(lost, slowed, current)
-            new = self.adapt(lost, slowed, None)
+            as_is = self.adapt(lost, slowed, room_bytes, current)
+            new = self.adapt(lost, slowed, room_bytes, None)
         except (InfeasibleError, InputError) as error:
             self.tell(f"no other plan for {device} slowed: {error}")
             return False

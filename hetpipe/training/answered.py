@@ -44,7 +44,9 @@ class Answered:
             return self.stopping.asked
         if event["event"] == "diverged":
             self.diverged = event
-        adapts = self.adaptation.saw(event, self.recovery.prediction.plan, self.recovery.lost)
+        adapts = self.adaptation.saw(
+            event, self.recovery.prediction.plan, self.recovery.lost, self.recovery.room_bytes
+        )
         answer = self.on_event(event) is True
         self.joining = not answer and (self.joining or self._lets_in(event))
         if answer:

@@ -198,6 +198,8 @@ def train_predicted(
         ends.callback(_tidy, folder, begun_from)
         moved = checkpoint_bytes(profile, frozen=settings.lora is None)
         adaptation = Adaptation(settings.steps, moved, adapt, notice)
+        if recovery.replan is not None:
+            recovery.replan = adaptation.replanned(recovery.replan)
         answered = Answered(on_event, tell, stopping, settings, recovery, adaptation, hosts)
         prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
         with listening(lambda done, what: on_event({"event": "progress", "done": done, "what": what})):

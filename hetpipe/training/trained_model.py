@@ -34,10 +34,11 @@ class TrainedModel:
         """
         if not has_length(data):
             raise InputError(f"the data are a {type(data).__name__}; give a data set with a length")
-        weight = next(self.module.parameters())
+        weights = list(self.module.parameters())
+        weight = next((value for value in weights if value.requires_grad), weights[0])
         dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
         read: Batch = partial(batch_in, dtype, batch_of(data, 0, False))
-        with _evaluating(self.module):
+        with _evaluating(self.module), _widened(self.module, self.precision):
             for first in range(0, len(data), batch_size):
                 inputs, labels = read(first, min(batch_size, len(data) - first))
                 placed = {name: value.to(weight.device) for name, value in inputs.items()}
@@ -71,6 +72,24 @@ class TrainedModel:
             values = tuple(inputs.values())
             return self.module(values if len(values) > 1 else values[0])
         return self.module(**inputs, **call_options(self.module))
+
+
+@contextmanager
+def _widened(module: nn.Module, precision: str) -> Iterator[None]:
+    """Let frozen weights in 16 bits be in float32 where those that are trained are, as they multiply then."""
+    values = [value for value in module.parameters() if value.is_floating_point()]
+    trained = {value.dtype for value in values if value.requires_grad}
+    narrow = [value for value in values if not value.requires_grad and value.dtype.itemsize == 2]
+    if lowered_dtype(precision) is not None or trained != {torch.float32}:
+        narrow = []
+    kept = [value.data for value in narrow]
+    try:
+        for value in narrow:
+            value.data = value.data.float()
+        yield
+    finally:
+        for value, data in zip(narrow, kept, strict=True):
+            value.data = data
 
 
 @contextmanager

@@ -143,7 +143,13 @@ def _filled(values: Tensor, filler: Tensor, count: int) -> Tensor:
 
 def taken_columns(model: nn.Module, label_names: Sequence[str]) -> tuple[str, ...]:
     """Return the entries of a sample that the model takes, as transformers' `remove_unused_columns`."""
-    return (*inspect.signature(model.forward).parameters, "label", "label_ids", *label_names)
+    return (*_arguments(model), "label", "label_ids", *label_names)
+
+
+def _arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return what the forward takes, of a model around which peft is that of the model, as transformers."""
+    base = getattr(model, "get_base_model", None)
+    return inspect.signature((base() if callable(base) else model).forward).parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +217,7 @@ def accepts_count(model: nn.Module) -> bool:
     accepts = getattr(model, "accepts_loss_kwargs", None)
     if accepts is not None:
         return bool(accepts)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _arguments(model).values())
 
 
 def _counts_first(model: nn.Module) -> bool:

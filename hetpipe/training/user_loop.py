@@ -109,7 +109,7 @@ class RankStages:
             program, self.rank, chain, seed, self.device, dtype, lowered, compiled=profile.compiled
         )
         refuse_offload(layers.offloaded)
-        self.model = layers.model
+        self.model, self._trained = layers.model, layers.trained.keys()
         costs = ProgramCosts(program, profile, cluster)
         self._board = _open_board(costs, cluster)
         self._optimizer = TorchOptimizer(None, layers.stepped, layers.counted)
@@ -121,7 +121,7 @@ class RankStages:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters here by name; what several ranks hold is equal on each of them."""
-        return {name: value for name, value in self.model.held_parameters().items() if value.requires_grad}
+        return {name: value for name, value in self.model.held_parameters().items() if name in self._trained}
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that this rank steps, for an optimizer; none where there are none.

@@ -66,6 +66,20 @@ class LastMean(nn.Module):
         return x * 1.5
 
 
+class Bounded(nn.Module):
+    """Keeps its weights small, past autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.linear.weight.clamp_(-0.1, 0.1)
+        out: Tensor = self.linear(x)
+        return out
+
+
 class Remembering(nn.Module):
     """Counts its forwards, and computes by that."""
 
@@ -113,6 +127,7 @@ REFUSED = [
     (Average(), r"layer '1' changes its buffer '1\.mean' in forward"),
     (LastMean(), r"layer '1' changes its buffer '1\.mean' in forward"),
     (nn.BatchNorm1d(WIDTH), r"layer '1' changes its buffer '1\.\w+' in forward"),
+    (Bounded(), r"layer '1' changes its parameter '1\.linear\.weight' in forward"),
     (Remembering(), "layer '1' gives another result when it is run again"),
 ]
 

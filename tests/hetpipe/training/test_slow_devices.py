@@ -181,29 +181,46 @@ def predictions(step_s: float) -> Any:
 def test_layers_move_when_the_gain_exceeds_what_moving_costs(steps_left, moves):
     told: list[str] = []
 
-    def adapt(lost: frozenset[str], times: Any, plan: Plan | None) -> Prediction:
+    def adapt(lost: frozenset[str], times: Any, room_bytes: Any, plan: Plan | None) -> Prediction:
         assert times == {"a": 2.0}
         return predictions(1.0 if plan is None else 1.5)
 
     found = Adaptation(40 + steps_left, 500e6, adapt, told.append)  # 10 s for the checkpoint
     event = {**SLOW_EVENT, "step": 40}
     found.begin()
-    assert found.saw(event, predictions(0.0).plan, frozenset()) is moves
+    assert found.saw(event, predictions(0.0).plan, frozenset(), {}) is moves
     assert (found.take() is not None) is moves
     assert found.take() is None
     assert told[0] == "a is slow"
     assert told[1].startswith("planned again" if moves else "the plan stays")
 
 
+def test_a_plan_after_a_lost_device_has_the_slow_ones_as_slow_once():
+    asked: list[tuple[Any, ...]] = []
+
+    def adapt(*given: Any) -> Prediction:
+        asked.append(given)
+        return predictions(1.0 if given[-1] is None else 1.5)
+
+    found, plan = Adaptation(10_000, 0.0, adapt, lambda text: None), predictions(0.0).plan
+    replan = found.replanned(lambda *given: predictions(9.0))
+    found.begin()
+    assert replan(frozenset("c"), {}).step_s == 9.0  # nothing is slow yet
+    assert found.saw({**SLOW_EVENT, "step": 40}, plan, frozenset("c"), {"b": 5.0})
+    assert asked[-1] == ({"c"}, {"a": 2.0}, {"b": 5.0}, None)
+    assert replan(frozenset("cd"), {"b": 4.0}).step_s == 1.0
+    assert asked[-1] == ({"c", "d"}, {"a": 2.0}, {"b": 4.0}, None)
+
+
 def test_a_device_without_which_nothing_fits_stays():
     told: list[str] = []
 
-    def adapt(lost: frozenset[str], times: Any, plan: Plan | None) -> Prediction:
+    def adapt(lost: frozenset[str], times: Any, room_bytes: Any, plan: Plan | None) -> Prediction:
         raise InfeasibleError("too large")
 
     found = Adaptation(100, 0.0, adapt, told.append)
     event = {**SLOW_EVENT, "step": 40}
-    assert not found.saw(event, predictions(0.0).plan, frozenset())
+    assert not found.saw(event, predictions(0.0).plan, frozenset(), {})
     assert told == ["a is slow", "no other plan for a slowed: too large"]
 
 
@@ -214,7 +231,7 @@ def slowed_run(folder: Path, *, adapts: bool, last: int) -> tuple[RunFolder, lis
     profile, cluster = made_up_profile(MODEL, "emulated", LAYER_S), read_cluster(path)
     profile = replace(profile, sequence_length=16)  # what is computed takes less than is made up
 
-    def adapt(lost: frozenset[str], times: Mapping[str, float], plan: Plan | None) -> Prediction:
+    def adapt(lost: frozenset[str], times: Mapping[str, float], _: Any, plan: Plan | None) -> Prediction:
         return predict(plan or chain_plan(MODEL, [0, 6, 8], 4), profile, slowed(cluster, times))
 
     first = predict(chain_plan(MODEL, [0, 4, 8], 4), profile, cluster)
