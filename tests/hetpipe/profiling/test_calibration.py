@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cost_model.cluster import EMULATED, Cluster, Device, Link, Node
+from cost_model.cluster import EMULATED, Cluster, Device, HostMemory, Link, Node
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.network import Network
@@ -150,6 +150,20 @@ def test_optimizer_seconds_are_those_of_the_measured_step():
     after = calibrate(replace(profile, kinds=none), plan, replace(cluster, nodes=nodes), report, measured)
     assert after.kinds["fast"].optimizer_s_per_byte == pytest.approx(0.0005)
     assert after.kinds["slow"].optimizer_s_per_byte == pytest.approx(0.002)
+
+
+def test_the_seconds_of_a_step_on_the_host_are_none_of_the_device():
+    profile, plan, cluster = small_profile(), small_plan(), small_cluster()
+    (pipeline,) = plan.pipelines
+    away = replace(pipeline.stages[1], offload=("optimizer states", "optimizer step"))
+    moved = replace(plan, pipelines=(replace(pipeline, stages=(pipeline.stages[0], away)),))
+    kinds = {kind: replace(entry, optimizer_s_per_byte=0.5) for kind, entry in profile.kinds.items()}
+    measured = simulate(ProgramCosts(lower(plan, profile), replace(profile, kinds=kinds), cluster))
+    report = report_of(plan, [(56.0, 56.0), (24.0, 24.0)])
+    hosts = tuple(replace(node, host_memory=HostMemory(1e9, Link(0.0, 1e9), 1e9)) for node in cluster.nodes)
+    after = calibrate(profile, moved, replace(cluster, nodes=hosts), report, measured)
+    assert after.kinds["fast"].optimizer_s_per_byte == pytest.approx(0.5)
+    assert after.kinds["slow"].optimizer_s_per_byte == profile.kinds["slow"].optimizer_s_per_byte
 
 
 def test_links_of_emulated_devices_stay_as_they_are():

@@ -194,6 +194,30 @@ def test_profiles_that_do_not_belong_together_are_not_joined():
     assert profile_cache.merge([here, here]) == here
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_profiles_of_other_weights_or_optimizers_are_not_joined(turned):
+    here, there = made_up_profile("bert-tiny", CPU), made_up_profile("bert-tiny", EMULATED)
+
+    def with_second(**changes: object) -> ModelProfile:
+        return replace(
+            there, layers=(there.layers[0], replace(there.layers[1], **changes), *there.layers[2:])
+        )
+
+    layer = there.layers[1]
+    for other, key in (
+        (replace(there, optimizer_bytes_per_parameter_byte=0.0), "optimizer_bytes_per_parameter_byte"),
+        (replace(there, resident_states=True), "resident_states"),
+        (with_second(parameter_bytes=2 * layer.parameter_bytes), "parameter_bytes"),
+        (with_second(unreached_bytes=layer.parameter_bytes), "unreached_bytes"),
+        (with_second(output_bytes_per_sample=2 * layer.output_bytes_per_sample), "output_bytes_per_sample"),
+    ):
+        with pytest.raises(InputError, match=rf"{key} .* cannot be joined"):
+            merge([other, here] if turned else [here, other])
+    more = with_second(saved_bytes_per_sample=3 * layer.saved_bytes_per_sample)
+    (_, joined, *_) = merge([more, here] if turned else [here, more]).layers
+    assert joined.saved_bytes_per_sample == 3 * layer.saved_bytes_per_sample
+
+
 def test_a_joined_profile_has_the_larger_workspace_at_each_size():
     here, there = made_up_profile("bert-tiny", CPU), made_up_profile("bert-tiny", EMULATED)
 

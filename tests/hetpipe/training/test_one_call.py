@@ -19,10 +19,12 @@ import user_tasks
 from cost_model.errors import InputError
 from hetpipe.cli import main
 from hetpipe.data.own_code import own_code_sha256
+from hetpipe.data.user_task import SummedLoss
 from hetpipe.runs.run_report import RunReport
 from hetpipe.training.callbacks import Callback
 from hetpipe.training.checkpoint_weights import load_weights
 from hetpipe.training.own_planning import name_of, sizes_for
+from hetpipe.training.trained_model import TrainedModel
 from hetpipe.training.trainer import AdamW, Trainer
 from notebook_runs import execute
 from partition.plan import Plan
@@ -269,6 +271,38 @@ def test_a_plan_goes_by_its_name(tmp_path):
     plan = chain_plan("mine", [0, 2, 5], 4)
     with pytest.raises(InputError, match="the model is a Plan; give model, data, optimizer, loss, and plan="):
         Trainer(plan, stack(), samples(), AdamW(), cluster=cluster_file(tmp_path))  # type: ignore[arg-type]
+
+
+def test_a_model_with_frozen_weights_in_16_bits_is_evaluated_as_it_was_trained():
+    model = user_tasks.build_plain()
+    model[0].bfloat16().requires_grad_(False)
+    wide = copy.deepcopy(model).float()
+    data = [(x.float(), y.float()) for x, y in user_tasks.samples(8)]
+    found = TrainedModel(model, "float32")
+    (outputs, _), *_ = found.outputs(data, 8)
+    assert torch.equal(outputs, wide(torch.stack([x for x, _ in data])))
+    assert model[0].weight.dtype is torch.bfloat16  # as it was
+
+
+def test_a_mean_is_refused_though_the_first_sample_has_no_loss():
+    loss, labels = SummedLoss(user_tasks.mean_squared_error), torch.ones(2, 3)
+    outputs = torch.stack([torch.ones(3), torch.zeros(3)])
+    with pytest.raises(InputError, match="give a sum over the samples"):
+        loss(outputs, labels)
+    loss = SummedLoss(user_tasks.mean_squared_error)
+    loss(labels.clone(), labels)  # 0 is the sum and the mean of nothing
+    with pytest.raises(InputError, match="give a sum over the samples"):
+        loss(torch.zeros(2, 3), labels)
+
+
+def test_a_loss_of_weights_that_it_holds_is_refused():
+    model = user_tasks.build_plain()
+
+    def penalized(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (outputs - labels).square().sum() + model[0].weight.square().sum() * len(labels)
+
+    with pytest.raises(InputError, match="the loss depends on parameters of its own"):
+        SummedLoss(penalized)(torch.zeros(2, 3), torch.ones(2, 3))
 
 
 def test_the_trained_model_is_evaluated_and_asked(tmp_path: Path):

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from transformers import (
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
 from hetpipe.training.transformers_arguments import Arguments
+from hetpipe.training.transformers_data import accepts_count, taken_columns
 from hetpipe.training.transformers_trainer import TransformersTrainer
 from partition.plan import Pipeline, Plan, Stage
 from places import ROOT
@@ -382,6 +384,13 @@ def test_what_is_no_argument_is_refused(tmp_path: Path, others: dict[str, Any], 
         return
     with pytest.raises(InputError, match=said):
         ours(tmp_path / "ours", causal(), args, two_pipelines(8), **given)
+
+
+def test_the_columns_of_a_model_in_peft_are_those_of_the_model():
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    made = peft.get_peft_model(causal(), config)  # no task_type: its forward takes anything
+    assert taken_columns(made, ()) == taken_columns(made.get_base_model(), ())
+    assert accepts_count(made) == accepts_count(made.get_base_model())
 
 
 def test_means_of_means_are_refused(tmp_path: Path):
