@@ -191,7 +191,7 @@ def logits_of(output: Any) -> Tensor:
     start, end = (getattr(output, f"{name}_logits", None) for name in ("start", "end"))
     for candidate in (
         output,
-        getattr(output, "logits", None),
+        output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None),
         torch.stack((start, end), -1) if isinstance(start, Tensor) and isinstance(end, Tensor) else None,
         getattr(output, "prediction_logits", None),
         output[0] if isinstance(output, tuple) and output else None,
