@@ -91,14 +91,20 @@ def _toml(value: Any) -> str:
 
 
 def leaving_job(
-    on_event: Callable[[dict[str, Any]], None], folder: RunFolder, text: str
+    on_event: Callable[[dict[str, Any]], None], folder: RunFolder, text: str | None
 ) -> Callable[[dict[str, Any]], None]:
-    """Write job.toml when a run has begun: nothing is written of one that is refused."""
+    """Write job.toml when a run has begun: nothing is written of one that is refused.
+
+    text: None of several hosts, whose run no such file repeats; one of a run before goes then.
+    """
     left = [text]
 
     def told(event: dict[str, Any]) -> None:
         if left and event["event"] != "progress":
-            folder.write(folder.job, left.pop())
+            if (found := left.pop()) is None:
+                folder.job.unlink(missing_ok=True)
+            else:
+                folder.write(folder.job, found)
         on_event(event)
 
     return told

@@ -288,7 +288,7 @@ def train_shown(
 
     def leave_job(on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         text = job_text(folder, settings, profile, start.max_restarts, start.log)
-        return on_event if hosts is not None else leaving_job(on_event, folder, text)
+        return leaving_job(on_event, folder, text if hosts is None else None)
 
     facts = run_facts(settings, prediction.plan, profile) if start.log else {}
     try:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import read_text
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.program_text import parse_program
+from hetpipe.runs.identity import identity_of
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings, read_settings, settings_text
 from hetpipe.trust.channel import Address
@@ -73,18 +74,53 @@ def tokens_sha256(folder: RunFolder) -> str:
 
 @contextmanager
 def member_folder(job: Job, node: str) -> Iterator[RunFolder]:
-    """Give the folder of a member, locked: called as the leader's, with its node's name where that is taken.
+    """Give the folder of a member, locked: that of the run if it is here, else a free one.
 
-    Taken is a name of a run before, and one that is in use: where hosts share a file system, by the leader.
+    A free one is called as the leader's, with its node's name where that is taken: by another run, or in use,
+    as by the leader where hosts share a file system.
+
+    Raises: InputError if it cannot be made, or that of the run is in use here.
     """
-    goes_on = json.loads(job.files["config"]).get("resume_from") is not None
-    first = RunFolder(Path(job.folder))
-    folder = RunFolder(first.path.with_name(f"{first.path.name}-{node}"))
-    if goes_on or not first.plan.exists():
-        with suppress(InputError), first.locked():
-            folder = first
-    with folder.locked():
-        yield folder
+    config, folders = json.loads(job.files["config"]), folders_here(Path(job.folder), node)
+    begins = job.attempt == 0 and config.get("resume_from") is None  # what has its id by now is the leader's
+    run_id = None if begins else config.get("run_id")
+    own = [folder for folder in reversed(folders) if identity_of(folder) == run_id]
+    with ExitStack() as held:
+        for folder in (*own, *_free(folders, node)):
+            try:
+                held.enter_context(folder.locked())
+            except InputError:
+                if folder.path.exists() and (folder == folders[0] or folder not in own):
+                    continue  # another run has it, or the leader
+                raise
+            yield folder
+            return
+        raise InputError(f"{job.folder}: other runs begin there at the same time; start again")
+
+
+def folders_here(path: Path, node: str) -> tuple[RunFolder, ...]:
+    """Return the folders in which a member may have runs that its leader has under a name: at least one.
+
+    The first is called as the leader's; it need not exist.
+    """
+    found = [RunFolder(path)]
+    while (later := _next_name(path, node, len(found))).exists():
+        found.append(RunFolder(later))
+    return tuple(found)
+
+
+def _next_name(path: Path, node: str, index: int) -> Path:
+    """Return the name for the run that comes after so many others that have it here."""
+    return path.with_name(f"{path.name}-{node}{f'-{index}' if index > 1 else ''}")
+
+
+def _free(folders: Sequence[RunFolder], node: str) -> Iterator[RunFolder]:
+    """Yield folders in which nothing of another run is lost; the last does not exist yet."""
+    first, *others = folders
+    if not any(own.exists() for own in (first.plan, first.config, first.checkpoints)):
+        yield first
+    yield from (folder for folder in others if not folder.checkpoints.exists())
+    yield RunFolder(_next_name(first.path, node, len(folders)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +147,7 @@ def fill_folder(folder: RunFolder, job: Job, own: Settings) -> FilledFolder:
     """
     from hetpipe.data.task import prepare_data
 
+    folder.job.unlink(missing_ok=True)  # of a run that this host had alone
     for name in _FILES:
         folder.write(getattr(folder, name), job.files[name])
     settings = dataclasses.replace(

@@ -7,6 +7,7 @@ TensorBoard and others. `kept_texts` are tokens in the cache. `RunReport` sets w
 was predicted. No torch here.
 
 Others use:
+    identity: identity_of, run_id_for
     run_folder: RunFolder, MetricsRow, numbered_runs, PREDICTED, MEASURED, DEVICE_CLOCKS
     growing_metrics: GrowingMetrics
     kept_texts: KeptText, kept_texts, kept_hashes

@@ -69,7 +69,8 @@ class Settings:
     rises, as a share of it; warmup_steps: in steps, None: as warmup says; decay: the rest.
     every: a checkpoint each so many steps, 0 for none; every_s: one whenever so many seconds have passed
     since the last, 0.0 for none; save: one at the end; keep: so many stay, the newest, and the best, 0: all.
-    resume_from: folder of the checkpoint to go on from.
+    resume_from: folder of the checkpoint to go on from. run_id: of the run that the folder holds, the same on
+    all of its hosts; training gives it, whatever is stated here (`hetpipe.runs.identity`).
     schedule: as asked for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder:
     where a model that is not of the table lies, configuration and weights. lora: of the adapters that are
     trained in place of the model; adapter: the PEFT folder that they begin with, None for new ones. load_in:
@@ -123,6 +124,7 @@ class Settings:
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     momentum: float = 0.0
     rho: float = 0.9
+    run_id: str | None = field(default=None, compare=False)
     stated: Mapping[str, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(

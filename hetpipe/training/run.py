@@ -22,6 +22,7 @@ from hetpipe.data.user_task import UserTask
 from hetpipe.models.adapters import task_spec
 from hetpipe.models.rank_modules import modules_of
 from hetpipe.program.verification import verify
+from hetpipe.runs.identity import run_id_for
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
@@ -194,6 +195,7 @@ def train_predicted(
         hosts.take_back(_no_way_back(settings, recovery))
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
     with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
+        settings = replace(settings, run_id=run_id_for(folder, begun_from))
         _tidy(folder, begun_from)
         ends.callback(_tidy, folder, begun_from)
         moved = checkpoint_bytes(profile, frozen=settings.lora is None)

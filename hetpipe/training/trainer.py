@@ -49,7 +49,7 @@ GIVEN = "given to the trainer"
 
 
 _DECIDED = (
-    *("steps", "data", "resume_from", "lora", "adapter", "load_in"),
+    *("steps", "data", "resume_from", "run_id", "lora", "adapter", "load_in"),
     "eval_data",
     *(field.name for field in fields(AdamW)),
 )

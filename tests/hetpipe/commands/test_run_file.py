@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from cost_model.profile import ModelProfile, profile_text
 from hetpipe.cli import app
-from hetpipe.commands.job_file import job_text
+from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.run import run_command
 from hetpipe.runs.lora import parse_lora
 from hetpipe.runs.metric_sinks import SinkKind
@@ -171,7 +171,9 @@ def test_a_run_leaves_every_option(hetpipe: Shell):
     settings = Settings(steps=1, **rest)
     of_adapters = {"lora", "adapter", "load_in"}
     every = {entry.name for entry in dataclasses.fields(Settings) if entry.init}
-    assert every == asked_for | rest.keys() | of_adapters | {"warmup", "resume_from"}, "give it in this test"
+    assert every == asked_for | rest.keys() | of_adapters | {"warmup", "resume_from", "run_id"}, (
+        "give it in this test"
+    )
     kinds = {"P100-PCIE": profile.kinds["cpu"]}
     slow = dataclasses.replace(profile, dtype="bfloat16-autocast", kinds=kinds)
     left = {*job_of(place, settings, slow, log=(SinkKind.TENSORBOARD,))}
@@ -263,3 +265,14 @@ def test_what_a_run_file_may_not_say_is_refused_in_a_line(hetpipe: Shell):
     assert "a.txt does not exist" in refused(
         hetpipe, f'{tiny}cluster = "cluster.toml"\ndata = "a.txt"', "run"
     )
+
+
+def test_a_run_on_several_hosts_leaves_no_file_and_takes_that_of_a_run_alone_away(tmp_path):
+    folder = RunFolder(tmp_path)
+    for text in ("steps = 1", None, None):
+        was_there = folder.job.exists()
+        told = leaving_job(lambda event: None, folder, text)
+        told({"event": "progress"})
+        assert folder.job.exists() == was_there  # nothing has begun
+        told({"event": "step"})
+        assert folder.job.exists() == (text is not None)

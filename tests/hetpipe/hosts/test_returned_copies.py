@@ -16,7 +16,9 @@ from hetpipe.hosts import returned_copies
 from hetpipe.hosts.conversation import Answer
 from hetpipe.hosts.member import _Member, way_on
 from hetpipe.hosts.returned_copies import PIECE, OwnCopies, bring_back
+from hetpipe.runs.identity import identity_of
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, settings_text
 from hetpipe.training.checkpoint import written
 from hetpipe.training.checkpoint_damage import damage_of
 
@@ -92,6 +94,70 @@ def test_without_a_folder_it_is_the_newest_numbered_run(members):
     assert "runs/toy-002/checkpoints/step-000004 is brought" in bring(members)[0]
 
 
+def held(place: Path, run_id: str, step: int, *, alone: bool = False) -> RunFolder:
+    """A run folder with a checkpoint; alone: as a run on one host leaves it."""
+    folder = RunFolder(place)
+    checkpoints.save(folder.checkpoints, step=step, value=float(step))
+    folder.write(folder.config, settings_text(Settings(steps=9, run_id=run_id)))
+    if alone:
+        folder.write(folder.job, "")
+    return folder
+
+
+def test_a_run_that_another_host_had_alone_is_not_taken_for_the_one_that_is_lost(members):
+    mid = members.folders["mid"] / "runs"
+    held(mid / "toy-001", "of mid alone", 9, alone=True)
+    assert bring(members) == []  # nothing of several hosts
+    held(mid / "toy-001-mid", "of all", 4)
+    held(mid / "toy-002", "of mid alone, too", 7, alone=True)
+    assert "runs/toy-001/checkpoints/step-000004 is brought back from mid" in bring(members)[0]
+    assert identity_of(RunFolder(RUNS / "toy-001")) == "of all"
+
+
+@pytest.mark.parametrize("named", [None, "runs/toy-001"])
+def test_where_nothing_is_left_here_copies_of_several_runs_are_refused_by_name(members, named):
+    held(members.folders["mid"] / "runs" / "toy-001", "one", 9)
+    held(members.folders["mid"] / "runs" / "toy-001-mid", "two", 4)
+    held(members.folders["small"] / "runs" / "toy-001", "one", 6)
+    with pytest.raises(InputError) as caught:
+        bring(members, folder=named)
+    assert str(caught.value) == (
+        "nothing to resume here, and other hosts hold checkpoints of 2 runs: runs/toy-001-mid on mid (step "
+        "4) and runs/toy-001 on mid (step 9); give --run-folder the name of the one to go on with, or move "
+        "the others away"
+    )
+    assert not RUNS.exists()
+    (told,) = bring(members, folder="runs/toy-001-mid")
+    assert "runs/toy-001-mid/checkpoints/step-000004 is brought back from mid" in told
+
+
+def test_a_run_that_is_named_comes_back_also_from_a_host_that_had_it_alone(members):
+    held(members.folders["mid"] / "mine", "of mid", 9, alone=True)
+    assert "mine/checkpoints/step-000009 is brought back from mid" in bring(members, "mine")[0]
+
+
+def test_a_folder_that_lost_its_checkpoints_gets_those_of_its_own_run(members):
+    here = RunFolder(Path("mine"))
+    here.write(here.config, settings_text(Settings(steps=9, run_id="of all")))
+    held(members.folders["mid"] / "mine", "of mid", 9)
+    assert bring(members, folder="mine") == []
+    held(members.folders["mid"] / "mine-mid", "of all", 4)
+    assert "mine/checkpoints/step-000004 is brought back" in bring(members, folder="mine")[0]
+
+
+def test_a_later_checkpoint_of_the_run_is_told_of_and_one_of_another_run_is_not(members):
+    held(Path("mine"), "of all", 3)
+    held(members.folders["small"] / "mine", "of small", 9)
+    assert bring(members, folder="mine") == []
+    held(members.folders["mid"] / "mine-mid", "of all", 6)
+    assert bring(members, folder="mine") == [
+        "mid holds step 6 of this run (mine-mid/checkpoints/step-000006), and the newest here is step 3, so "
+        "the later steps are made anew; to go on from step 6, end this run and copy that folder to "
+        "mine/checkpoints"
+    ]
+    assert [step for step, _ in written(Path("mine/checkpoints"))] == [3]
+
+
 def test_a_damaged_one_is_replaced_by_the_same_and_by_no_other(members):
     here = checkpoints.save(Path("mine/checkpoints"), step=6, value=6.0)
     theirs = members.folders["mid"] / "mine" / "checkpoints" / "step-000006"
@@ -129,11 +195,18 @@ def test_no_file_is_sent_but_those_of_the_checkpoint(members):
     copies = members.copies["mid"]
     checkpoints.save(members.folders["mid"] / "mine" / "checkpoints")
     with pytest.raises(InputError, match="was not offered"):
-        copies.piece({"file": "manifest.json", "start": 0})
-    members.ask(returned_copies.NEWEST, ["mid"], lambda: None, folder="mine", model=MODEL)
-    for name in ("../step-000010/manifest.json", "/etc/hostname", ".."):
+        copies.piece({"path": "mine/checkpoints/step-000010", "file": "manifest.json", "start": 0})
+    members.ask(returned_copies.NEWEST, ["mid"], lambda: None, folder="mine", model=MODEL, run="")
+    place = "mine/checkpoints/step-000010"
+    members.ask(PIECE, ["mid"], lambda: None, path=place, file="manifest.json", start=0)
+    for path, name in (
+        (place, "../step-000010/manifest.json"),
+        (place, "/etc/hostname"),
+        (place, ".."),
+        ("/etc", "hostname"),
+    ):
         with pytest.raises(InputError):
-            members.ask(PIECE, ["mid"], lambda: None, file=name, start=0)
+            members.ask(PIECE, ["mid"], lambda: None, path=path, file=name, start=0)
 
 
 def test_a_checkpoint_that_is_named_and_here_is_taken_as_it_is(members):

@@ -12,6 +12,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import loss_sum
+from hetpipe.runs.identity import identity_of
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training.resumption import find_checkpoint
@@ -193,12 +194,15 @@ def test_a_run_resumes_under_another_plan(tmp_path, eight_steps, plan, shared):
     assert report.owners_agree
     assert shared is None or report.shared_parameters == shared
     folder = RunFolder(tmp_path / "two" / "run")
+    run_id = identity_of(folder)
+    assert len(run_id) == 16
     source = find_checkpoint("auto", folder, tmp_path, MODEL)
     second = replace(BEGUN, resume_from=str(source))
     _, losses = run(tmp_path / "two", chain_plan(MODEL, EVEN, 4), second, profile)
     assert len(losses) == 8
     assert relative(losses[4:], eight_steps[4:]) < 3e-6
     assert [entry["step"] for entry in folder.read_metrics()] == list(range(1, 9))
+    assert identity_of(folder) == run_id
 
 
 def test_a_run_that_is_refused_leaves_what_the_run_before_told(tmp_path):
