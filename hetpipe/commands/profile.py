@@ -195,7 +195,7 @@ def _check_hosts(sources: Sequence[str], hosts: HostOptions, cluster_output: Pat
 
     Raises: InputError if they measure nothing, or there are none.
     """
-    several = hosts.rendezvous is not None or hosts.hosts
+    several = hosts.are_several
     if several and sources:
         raise InputError(f"several hosts are for measuring, and {sources[0]} measures nothing; leave it out")
     if cluster_output is not None and not several:

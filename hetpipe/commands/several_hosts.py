@@ -51,13 +51,15 @@ class HostOptions:
         bool, typer.Option("--trust-network", help="Let tensors travel over a network that proves nothing.")
     ] = False
     hosts: Annotated[
-        bool, typer.Option("--hosts", help="Start the other hosts from here by ssh, and lead them.")
-    ] = False
+        bool | None,
+        typer.Option("--hosts/--no-hosts", help="Start the others from here by ssh, and lead them; no."),
+    ] = None
     ssh_config: Annotated[
         Path | None, typer.Option("--ssh-config", help="A configuration file for ssh, instead of your own.")
     ] = None
     print_launch: Annotated[
-        bool, typer.Option("--print-launch", help="Print the line for each host, and start nothing.")
+        bool,
+        typer.Option("--print-launch/--no-print-launch", help="Print each host's line, start nothing; no."),
     ] = False
     wait: Annotated[str, typer.Option("--wait", help="How long hosts wait for each other at the start.")] = (
         "10min"
@@ -65,7 +67,7 @@ class HostOptions:
 
     def __post_init__(self) -> None:
         assert self.wait_s > 0  # refuses what is no time
-        if self.ssh_config is not None and not (self.hosts or self.print_launch):
+        if self.ssh_config is not None and self.hosts is None and not self.print_launch:
             raise InputError("--ssh-config is for hosts that are started from here; give --hosts too")
 
     def check_alone(self) -> None:
@@ -88,7 +90,7 @@ class HostOptions:
     @property
     def are_several(self) -> bool:
         """Return whether a launcher is started on each host, whatever else has started this process."""
-        return self.rendezvous is not None or self.hosts
+        return self.rendezvous is not None or bool(self.hosts)
 
     @property
     def wait_s(self) -> float:
@@ -215,10 +217,15 @@ def print_launch(options: HostOptions, cluster: Cluster) -> None:
 
     Raises: InputError without a rendezvous.
     """
+    from hetpipe.hosts.ssh import STARTS_NONE
+
     if options.rendezvous is None:
         raise InputError("--print-launch needs --rendezvous tcp://LEADER:PORT, where the hosts are to meet")
     token_file = "token" if options.token_file is None else str(options.token_file)
-    for line in _launch_of(options, cluster, None).lines(options.rendezvous, token_file):
+    taken_back = [STARTS_NONE] if options.hosts or options.ssh_config is not None else []
+    if "--print-launch" not in sys.argv:  # a run file says so
+        taken_back.append("--no-print-launch")
+    for line in _launch_of(options, cluster, None).lines(options.rendezvous, token_file, taken_back):
         typer.echo(line)
 
 

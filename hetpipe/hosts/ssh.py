@@ -31,10 +31,16 @@ _REFUSED = 2
 """The exit code of a launcher that would be refused again."""
 _OWN_OPTIONS = {"--rendezvous": 1, "--node": 1, "--token-file": 1, "--ssh-config": 1}
 _OWN_FLAGS = ("--hosts", "--print-launch", "--json")
+STARTS_NONE = "--no-hosts"
+"""Said to each host that is started from another one: a run file that both read may say `hosts = true`."""
 
 
-def launch_words(arguments: Sequence[str], node: str, rendezvous: str, token_file: str) -> list[str]:
+def launch_words(
+    arguments: Sequence[str], node: str, rendezvous: str, token_file: str, taken_back: Sequence[str] = ()
+) -> list[str]:
     """Return the arguments of hetpipe for another host: those given here, with its own place.
+
+    taken_back: options that say the opposite of what a run file says, which is read there too.
 
     >>> launch_words(["run", "--hosts", "--model", "bert-tiny", "--node=a"], "b", "tcp://a:1", "-")[1:7]
     ['--model', 'bert-tiny', '--rendezvous', 'tcp://a:1', '--node', 'b']
@@ -47,7 +53,7 @@ def launch_words(arguments: Sequence[str], node: str, rendezvous: str, token_fil
             left_out = _OWN_OPTIONS[word]
         elif word.partition("=")[0] not in _OWN_OPTIONS and word not in _OWN_FLAGS:
             kept.append(word)
-    return [*kept, "--rendezvous", rendezvous, "--node", node, "--token-file", token_file]
+    return [*kept, "--rendezvous", rendezvous, "--node", node, "--token-file", token_file, *taken_back]
 
 
 def rendezvous_text(address: Address) -> str:
@@ -90,11 +96,11 @@ class Launch:
                     "the line there by hand (--print-launch)"
                 )
 
-    def lines(self, rendezvous: str, token_file: str) -> list[str]:
-        """Return the lines to paste on each host."""
+    def lines(self, rendezvous: str, token_file: str, taken_back: Sequence[str]) -> list[str]:
+        """Return the lines to paste on each host; taken_back: as `launch_words`."""
         lines = []
         for node in self.nodes:
-            words = ["hetpipe", *launch_words(self.arguments, node.name, rendezvous, token_file)]
+            words = ["hetpipe", *launch_words(self.arguments, node.name, rendezvous, token_file, taken_back)]
             lines += [f"# on {node.host or node.name}", shlex.join(words)]
         return lines
 
@@ -121,7 +127,8 @@ class RemoteHosts:
         """
         rendezvous = rendezvous_text(address)
         for node in self._launch.nodes:
-            words = launch_words(self._launch.arguments, node.name, rendezvous, TOKEN_FROM_INPUT)
+            given = self._launch.arguments
+            words = launch_words(given, node.name, rendezvous, TOKEN_FROM_INPUT, [STARTS_NONE])
             line = remote_line(words, Path.cwd(), os.environ)
             command = ssh_command(str(node.host), line, self._launch.config)
             process = self._start(command)

@@ -139,6 +139,19 @@ def test_a_host_that_lets_nobody_in_is_one_line(tmp_path: Path, config: Path):
     assert "Permission denied" in err.splitlines()[-1]
 
 
+def test_a_run_file_that_starts_hosts_starts_them_once(tmp_path: Path, config: Path):
+    """The other host reads the same file, in the same folder: it starts none, and is refused nothing."""
+    job = f'hosts = true\nssh_config = "{config}"\nnode = "big"\ntoken_file = "token"\nsteps = 2\n'
+    (tmp_path / "job.toml").write_text(job)
+    given = f"{TINY} --cluster cluster.toml --strategy gpipe-even --run-folder run"
+    process = started(tmp_path, f"job.toml {given}")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err.count("waits for the leader") == 1, err
+    assert len(RunFolder(tmp_path / "run").read_metrics()) == 2
+    wait_until_none_runs(tmp_path)
+
+
 def test_the_lines_to_paste(tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     monkeypatch.chdir(tmp_path)
@@ -158,3 +171,9 @@ def test_the_lines_to_paste(tmp_path: Path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "# on 127.0.0.1", line.format("big"), "# on 127.0.0.2", line.format("small")
     ]  # fmt: skip
+    (tmp_path / "job.toml").write_text('hosts = true\nprint_launch = true\nssh_config = "config"\n')
+    words = [words[0], "job.toml", *words[1:-1]]
+    monkeypatch.setattr(sys, "argv", ["hetpipe", *words])
+    assert cli.main(words) == 0
+    line = "hetpipe " + " ".join(words) + " --node {} --token-file token --no-hosts --no-print-launch"
+    assert capsys.readouterr().out.splitlines()[1::2] == [line.format("big"), line.format("small")]

@@ -56,3 +56,11 @@ def test_who_follows_has_to_vouch_for_the_network_too(tmp_path: Path, token: Pat
     inner = place_of(HostOptions(rendezvous(INNER), "small", token), two(tmp_path, INNER))
     assert vouched is not None and not vouched.leads and vouched.address == (OUTER, 29500)
     assert inner is not None and inner.address == (INNER, 29500)
+
+
+def test_a_host_that_is_told_to_start_none_ignores_what_is_for_starting_them(tmp_path: Path, token: Path):
+    with pytest.raises(InputError, match="--ssh-config is for hosts that are started from here"):
+        HostOptions(f"tcp://{INNER}:29500", "small", token, ssh_config=tmp_path / "config")
+    told = HostOptions(f"tcp://{INNER}:29500", "small", token, hosts=False, ssh_config=tmp_path / "config")
+    place = place_of(told, two(tmp_path, INNER))
+    assert place is not None and not place.leads and place.launch is None
