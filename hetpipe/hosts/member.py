@@ -113,14 +113,16 @@ class _Member:
     def follow(self) -> None:
         """Do what is asked until the leader ends; raise what ended it, on whichever host that was."""
         try:
-            self._interruption.begin()
-            with self._ends:
-                self._obey()
+            try:
+                self._interruption.begin()
+                with self._ends:
+                    self._obey()
+            finally:
+                self._interruption.end()  # the verdict of an error here comes as those from elsewhere do
         except BaseException as error:
             ending = self._ending(error)
             raise ending from (None if ending is not error else error.__cause__)
         finally:
-            self._interruption.end()
             self.conversation.close()
 
     def hear(self, message: Message, blob: bytes) -> None:

@@ -117,6 +117,39 @@ def test_an_error_of_a_member_is_that_of_all(hosts: Hosts, ending: Exception):
     assert {type(error_of(member)) for member in members} == {type(ending)}
 
 
+@pytest.mark.parametrize(
+    "ending", [InputError("no such file"), KeyboardInterrupt(), SystemExit(143), ZeroDivisionError("by zero")]
+)
+def test_a_member_in_the_main_thread_ends_by_its_own_error_as_the_leader_does(
+    hosts: Hosts, ending: BaseException
+):
+    """There the leader's word may interrupt it, and is not to where it waits for that word."""
+
+    def fail(message: Message) -> Answer:
+        raise ending
+
+    def lead() -> None:
+        with hosts.leader as leader:
+            started.set()
+            leader.gather(SOON_S)
+            leader.ask("weather", ("small",), lambda: None)
+
+    started = threading.Event()
+    with ThreadPoolExecutor(1) as other:
+        leading = other.submit(lead)
+        assert started.wait(SOON_S)
+        mid = hosts.member("mid")
+        with pytest.raises(BaseException) as caught:
+            follow(
+                hosts.leader.address, TOKEN, facts("small"), Settings(steps=1), {"weather": fail},
+                wait_s=SOON_S, tell=lambda text: None,
+            )  # fmt: skip
+        for found in (caught.value, error_of(mid)):
+            known = leading.exception(timeout=SOON_S)
+            assert (type(found), str(found)) == (type(known), str(known))
+    assert caught.value.__suppress_context__
+
+
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), SystemExit(143), ZeroDivisionError("by zero")])
 def test_what_ends_the_leader_ends_all_alike(hosts: Hosts, ending: BaseException):
     members = []
