@@ -29,6 +29,7 @@ AGAIN_S = 5.0
 """So long after it has ended is a launcher that is let in again started again."""
 _REFUSED = 2
 """The exit code of a launcher that would be refused again."""
+_SOME_BYTES = 4096
 _OWN_OPTIONS = {"--rendezvous": 1, "--node": 1, "--token-file": 1, "--ssh-config": 1}
 _OWN_FLAGS = ("--hosts", "--print-launch", "--json")
 STARTS_NONE = "--no-hosts"
@@ -213,12 +214,18 @@ class RemoteHosts:
 
 
 def end_with_input() -> None:
-    """End this process when its standard input does: when the launcher that started it by ssh is gone."""
+    """End this process when its standard input does: when the launcher that started it by ssh is gone.
+
+    NOTE: read by its number: a thread that is in `sys.stdin` holds a lock that Python's end needs.
+    """
     import signal
 
+    descriptor = sys.stdin.fileno()
+
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
+        with suppress(OSError):  # of a terminal that is gone
+            while os.read(descriptor, _SOME_BYTES):
+                pass
         os.kill(os.getpid(), signal.SIGHUP)
 
     threading.Thread(target=watch, daemon=True).start()

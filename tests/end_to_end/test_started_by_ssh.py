@@ -148,6 +148,7 @@ def test_a_run_file_that_starts_hosts_starts_them_once(tmp_path: Path, config: P
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert err.count("waits for the leader") == 1, err
+    assert "Fatal Python error" not in err
     assert len(RunFolder(tmp_path / "run").read_metrics()) == 2
     wait_until_none_runs(tmp_path)
 
