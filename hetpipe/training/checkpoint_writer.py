@@ -308,7 +308,8 @@ class CheckpointWriter:
 
         Where there are several hosts, on two of them: see `checkpoint_copies`.
         """
-        self.copies.exchange(now.folder, [own for own, _ in written])
+        with self._refused(now.step):
+            self.copies.exchange(now.folder, [own for own, _ in written])
         if self.rank not in self.copies.hosts.completing:
             return
         files = {layer: file for part, _ in written for layer, file in part.items()}

@@ -1,11 +1,13 @@
 """A checkpoint is of the moment at which it was begun, whatever training does while it is written."""
 
+import errno
 import os
 import resource
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -189,6 +191,16 @@ def test_what_cannot_be_written_is_one_line_and_the_one_before_stays(writer):
     assert "\n" not in str(caught.value) and "File too large" in str(caught.value)
     assert first is not None and checkpoint.latest(writer.folder.checkpoints) == first.path
     assert damage_of(first.path) is None
+
+
+def test_no_room_for_the_layers_of_other_hosts_is_that_line_too(writer, monkeypatch):
+    def full(copies: Copies, folder: Path, written: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Copies, "exchange", full)
+    writer.begin(1, 16, None)
+    with pytest.raises(InputError, match=r"the checkpoint of step 1 cannot be written \(No space left on"):
+        writer.finish()
 
 
 def test_an_older_one_goes_only_when_the_new_one_is_whole(writer, monkeypatch):
