@@ -14,6 +14,7 @@ from cost_model.errors import InputError
 PIECE_BYTES = 2**22
 TOLD_ONLY = ("python", "CUDA", "ROCm", "driver")
 """What may differ between hosts that compute the same; it is told."""
+_COMPILED = "__pycache__"
 _OF_GPUS = ("CUDA", "ROCm", "NCCL", "RCCL", "driver")
 _REMEDIES = {
     "model": "copy the same folder to all hosts",
@@ -82,15 +83,24 @@ def gpu_versions() -> dict[str, str]:
 def contents_sha256(paths: Sequence[Path]) -> str:
     """Return the hash of files in their order, and of the files in folders by their names there.
 
+    Of folders hidden files and those in hidden folders, or of compiled Python, are left out: what fetches
+    models keeps times there (`.cache`, `.git`), so that they differ between folders that are alike.
+
     Raises: InputError if one cannot be read.
     """
     whole = hashlib.sha256()
     for path in paths:
-        inside = sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
-        for file in inside:
+        inside = path.rglob("*") if path.is_dir() else [path]
+        for file in sorted(found for found in inside if found == path or _is_read(found, path)):
             name = file.relative_to(path).as_posix() if file != path else ""
             whole.update(f"{name}\0{_file_sha256(file)}\0".encode())
     return whole.hexdigest()
+
+
+def _is_read(file: Path, folder: Path) -> bool:
+    """Return whether a path in a folder is a file that something is read from."""
+    names = file.relative_to(folder).parts
+    return not any(name.startswith(".") or name == _COMPILED for name in names) and file.is_file()
 
 
 def _file_sha256(path: Path) -> str:

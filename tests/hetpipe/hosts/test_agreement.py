@@ -65,3 +65,19 @@ def test_contents_of_folders_are_told_apart(tmp_path: Path):
     assert one == two != three
     with pytest.raises(InputError, match=r"gone\.txt: cannot be read"):
         contents_sha256([tmp_path / "gone.txt"])
+
+
+def test_what_is_hidden_in_a_folder_is_no_part_of_it(tmp_path: Path):
+    """As `hf download --local-dir` and git leave it there; where the folder lies does not matter."""
+    folder = tmp_path / ".cache" / "model"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code" / "model.py").write_text("pass")
+    before = contents_sha256([folder])
+    for name in (".cache/huggingface/x.metadata", ".gitattributes", "code/__pycache__/model.pyc"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("1700000000.1")
+    assert contents_sha256([folder]) == before
+    (folder / "code" / "model.py").write_text("other")
+    assert contents_sha256([folder]) != before
+    (folder / ".own").write_text("a")
+    assert contents_sha256([folder / ".own"]) != contents_sha256([])
