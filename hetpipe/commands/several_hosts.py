@@ -108,7 +108,7 @@ class HostOptions:
 class Place:
     """A host among those of a run: its node, and the leader's address.
 
-    file: a rendezvous file that this host made, whose address it is yet to write.
+    file: of the rendezvous: who leads has made it, and is yet to write its address; who follows has read it.
     """
 
     node: Node
@@ -169,7 +169,7 @@ def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
         host, port = file.read(options.wait_s)
         for each in numbers_of(host):
             check_trusted(each, trusts=options.trust_network)
-        return Place(node, False, (host, port), token, options)
+        return Place(node, False, (host, port), token, options, file)
     try:
         number = outer_number(node.host)
         check_trusted(number, trusts=options.trust_network)
@@ -311,6 +311,7 @@ def follow_leader(
         place.address, place.token, asked.facts(place.node), own,
         {"profile": profile, **OwnCopies(RUNS, place.node.name).answers},
         wait_s=place.options.wait_s, tell=lambda text: note([text]),
+        file=None if place.file is None else place.file.path,
     )  # fmt: skip
     note([f"{place.node.name}: {asked.what} is over; its results are on the leader's host"])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cost_model.errors import InputError
@@ -49,20 +50,26 @@ def follow(
     *,
     wait_s: float,
     tell: Callable[[str], None],
+    file: Path | None = None,
 ) -> None:
     """Take part in the run of a leader, as the node of the facts, until it ends.
 
     own: settings with the places of model, texts and adapters on this host. answers: by what is asked.
-    wait_s: so long may the leader take to be there. tell: takes sentences for the user.
+    wait_s: so long may the leader take to be there. tell: takes sentences for the user. file: of the
+    rendezvous, in which the address was read; None where it was given.
 
     Raises: whatever ended the run, on whichever host.
     """
-    tell(f"{facts.node} waits for the leader at {address[0]}:{address[1]}")
+    read = "" if file is None else f", as {file} says"
+    tell(f"{facts.node} waits for the leader at {address[0]}:{address[1]}{read}")
     try:
         channel = connect(address, token, wait_s, "the leader")
         channel.send({"purpose": MEMBER, **facts.to_json()})
     except ChannelError as error:
-        raise InputError(f"{error}; start the same line there, with the same token") from None
+        left = (
+            "" if file is None else f"; if {file}, which names it, is left over from another run, remove it"
+        )
+        raise InputError(f"{error}; start the same line there, with the same token{left}") from None
     member = _Member(token, facts, own, answers, tell)
     member.conversation = Conversation(channel, f"the leader ({address[0]})", member.hear, member.lose)
     member.follow()

@@ -8,7 +8,9 @@ import pytest
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
-from hetpipe.commands.several_hosts import HostOptions, place_of
+from hetpipe.commands.several_hosts import Asked, HostOptions, follow_leader, place_of
+from hetpipe.models.names import model_entry
+from runs import made_up_profile
 
 TWO = """
 [network]
@@ -64,3 +66,16 @@ def test_a_host_that_is_told_to_start_none_ignores_what_is_for_starting_them(tmp
     told = HostOptions(f"tcp://{INNER}:29500", "small", token, hosts=False, ssh_config=tmp_path / "config")
     place = place_of(told, two(tmp_path, INNER))
     assert place is not None and not place.leads and place.launch is None
+
+
+def test_a_rendezvous_file_that_is_left_over_is_named(tmp_path: Path, token: Path):
+    """Its leader was killed, and answers nobody any more."""
+    meet = tmp_path / "meet"
+    meet.write_text(json.dumps({"host": INNER, "port": 9}) + "\n")
+    cluster = two(tmp_path, INNER)
+    place = place_of(HostOptions(f"file://{meet}", "small", token, wait="0.2 s"), cluster)
+    assert place is not None and not place.leads
+    asked = Asked(cluster, cluster, model_entry("bert-tiny"), {})
+    with pytest.raises(InputError, match=f"did not answer within 0.2 s .*; if {meet}, which names it, is "):
+        follow_leader(place, asked, lambda part: made_up_profile("bert-tiny"))
+    assert meet.exists()
