@@ -292,8 +292,8 @@ def _rank_main(
     die_with_parent()
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     leave_signals_to_launcher()
-    heartbeats.begin(*beats)
     try:
+        heartbeats.begin(*beats)  # fails where the launcher has ended meanwhile, with its folder
         join_group(rank, group, str(store))
         main(*arguments, rank=rank, emit=emit)
         leave_group()

@@ -13,7 +13,7 @@ import pytest
 
 import rank_mains
 from cost_model.errors import InputError
-from hetpipe.runtime import rank_watch
+from hetpipe.runtime import processes, rank_watch
 from hetpipe.runtime.processes import (
     RankGroup,
     WorkerLostError,
@@ -197,6 +197,22 @@ def test_no_rank_outlives_a_killed_launcher(launcher):
     process, pids = launcher
     assert all(map(is_running, pids))
     process.kill()
+
+
+def test_a_rank_whose_launcher_ended_as_it_started_says_nothing(tmp_path: Path, capfd):
+    """The launcher was interrupted before it knew of it, and its folder is gone."""
+    gone = tmp_path / "gone"
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe()
+    main = rank_mains.leave_at_once
+    rank = context.Process(
+        target=processes._rank_main, args=(its, 0, GROUP, gone / "store", (gone / "beats", 0), main, (), "")
+    )
+    rank.start()
+    rank.join(20.0)
+    mine.close()
+    assert rank.exitcode == 1
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
