@@ -23,8 +23,9 @@ def test_what_a_run_file_says_is_taken_back_last():
 
 
 STARTED = """
-import sys, time
+import signal, sys, time
 from hetpipe.hosts.ssh import end_with_input
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has taken away
 assert sys.stdin.readline() == "token\\n"
 end_with_input()
 print("here", flush=True)
