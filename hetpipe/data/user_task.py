@@ -20,7 +20,7 @@ from hetpipe.data.task import OptimizerFactory, TrainingTask
 from hetpipe.data.user_data import batch_in, batch_of, has_length
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.chain import ChainModel
-from hetpipe.models.families import LONGEST_REASON
+from hetpipe.models.families import reason_of
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import weight_dtype
 from hetpipe.models.quantized_weights import parts_of
@@ -232,10 +232,9 @@ def _packed(what: str, part: object) -> bytes:
     try:  # by value: a lambda, or what a notebook defines, which the ranks cannot import
         return bytes(cloudpickle.dumps(part))
     except Exception as error:
-        reason = " ".join(str(error).split())[:LONGEST_REASON]
         raise InputError(
-            f"{name} cannot be sent to the ranks ({reason}); let it hold nothing of this process, as open "
-            "files, locks and connections, or give a function that builds it"
+            f"{name} cannot be sent to the ranks ({reason_of(error)}); let it hold nothing of this process, "
+            "as open files, locks and connections, or give a function that builds it"
         ) from None
 
 

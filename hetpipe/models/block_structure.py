@@ -233,6 +233,14 @@ def call_options(model: nn.Module) -> dict[str, bool]:
     return {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
 
+def whole_logits(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Return the logits of a whole model; an nn.Sequential takes its inputs by position."""
+    if isinstance(model, nn.Sequential):
+        values = tuple(inputs.values())
+        return logits_of(model(values if len(values) > 1 else values[0]))
+    return logits_of(model(**inputs, **call_options(model)))
+
+
 def unfreeze(model: nn.Module) -> None:
     """Let every parameter that can take a gradient take one, so that autograd shows where it goes."""
     for value in model.parameters():

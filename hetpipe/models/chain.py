@@ -15,7 +15,7 @@ from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.adapters import has_adapters, packings_of
 from hetpipe.models.block_structure import BlockStructure, Inputs, ParameterInfo, refused_on_error
 from hetpipe.models.cut_refusals import refuse_uncuttable
-from hetpipe.models.description import describe, reached_by
+from hetpipe.models.description import Description, describe, reached_by
 from hetpipe.models.families import build_keyed, keyed_attention
 from hetpipe.models.found_structure import what_crosses
 from hetpipe.models.frozen_weights import cast_where_used
@@ -75,7 +75,8 @@ class ChainModel:
         ids = torch.arange(24).reshape(2, 12) % max(1, spec.shrunken_vocabulary_size)
         inputs = spec.shrunken_inputs.inputs(ids)
         example = spec.inputs.inputs(torch.zeros(1, 12, dtype=torch.long))
-        chain = cls._described(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        found = describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        chain = cls._of(spec.name, spec.build, example, found)
         stored = {} if weights is None else weights.dtypes()
         packed = packings_of(spec)
         if weights is not None:
@@ -112,52 +113,41 @@ class ChainModel:
         if isinstance(example, tuple):
             example = {f"input{index}": tensor for index, tensor in enumerate(example)}
         inputs = {key: torch.cat([tensor, tensor]) for key, tensor in example.items()}
+        given: dict[str, nn.Parameter] | None = None
+        build: Callable[[], nn.Module]
+        matrices = matrices_in(factory) if isinstance(factory, nn.Module) else {}
         if isinstance(factory, nn.Module):
             factory = keyed_attention(factory)
             name = name or type(factory).__name__
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
-                template = Template(factory)
+                build = template = Template(factory)
                 splittable(template.module)
             refuse_uncuttable(factory)  # of which a copy may have lost what it refuses
-            given: dict[str, nn.Parameter] = dict(factory.named_parameters())
-            matrices = matrices_in(factory)
+            given = dict(factory.named_parameters())
             if matrices and not has_adapters(factory):
                 raise InputError(
                     f"{name} is quantized, and what is trained are adapters; give peft.get_peft_model of it"
                 )
             given |= {key: QuantizedParameter(matrix) for key, matrix in matrices.items()}
             small = shrunk or (template if matrices else lambda: splittable(copy.deepcopy(factory)))
-            real = None if shrunk or matrices else small
-            described = cls._described(name, template, small, inputs, example, given, real, more)
-            packed = {key: matrix.packing for key, matrix in matrices.items()}
-            return replace(
-                described,
-                has_rule=False,
-                given=given,
-                layer_parameters=held_beside(described.layer_parameters, packed),
-            )
-        build = partial(build_keyed, factory)
-        small = build if shrunk is None else partial(build_keyed, shrunk)
-        real = build if shrunk is None else None
-        described = cls._described(name or _name_of(factory), build, small, inputs, example, None, real, more)
-        # NOTE: the model's rule knows nothing of what peft put into it
-        return replace(described, has_rule=described.has_rule and not described.base)
+        else:
+            name = name or _name_of(factory)
+            build = partial(build_keyed, factory)
+            small = build if shrunk is None else partial(build_keyed, shrunk)
+        found = describe(name, build, small, inputs, example, given)
+        if found.unreached and shrunk is None and not matrices:  # small is the model itself
+            found = found.reaching(reached_by(small, more or (lambda: inputs)))
+        chain = cls._of(name, build, example, found)
+        if given is None:  # NOTE: the model's rule knows nothing of what peft put into it
+            return replace(chain, has_rule=chain.has_rule and not chain.base)
+        packed = {key: matrix.packing for key, matrix in matrices.items()}
+        layer_parameters = held_beside(chain.layer_parameters, packed)
+        return replace(chain, has_rule=False, given=given, layer_parameters=layer_parameters)
 
     @classmethod
-    def _described(
-        cls,
-        name: str,
-        build: Callable[[], nn.Module],
-        build_small: Callable[[], nn.Module],
-        inputs: Inputs,
-        example: Inputs,
-        given: Mapping[str, Tensor] | None = None,
-        real: Callable[[], nn.Module] | None = None,
-        more: Callable[[], Inputs] | None = None,
+    def _of(
+        cls, name: str, build: Callable[[], nn.Module], example: Inputs, found: Description
     ) -> "ChainModel":
-        found = describe(name, build, build_small, inputs, example, given)
-        if found.unreached and real is not None:
-            found = found.reaching(reached_by(real, more or (lambda: inputs)))
         if not found.trains:
             raise InputError(
                 f"{name} has nothing to train: no parameter that its output depends on has requires_grad; "

@@ -13,9 +13,8 @@ from hetpipe.models.block_structure import (
     BlockStructure,
     Inputs,
     ParameterInfo,
-    call_options,
-    logits_of,
     unfreeze,
+    whole_logits,
 )
 from hetpipe.models.found_structure import holders_by_name, reached_names, structure_of, uses_by_layer
 from hetpipe.models.frozen_weights import NO_USE, uncast
@@ -139,13 +138,8 @@ def reached_by(build: Callable[[], nn.Module], more: Callable[[], Inputs]) -> se
         with private_random_stream(0), torch.device("cpu"):
             model = build().train()
             unfreeze(model)
-            inputs = more()
-            if isinstance(model, nn.Sequential):
-                values = tuple(inputs.values())
-                outputs = model(values if len(values) > 1 else values[0])
-            else:
-                outputs = logits_of(model(**inputs, **call_options(model)))
-            outputs.float().square().sum().backward()
+            total = whole_logits(model, more()).float().square().sum()
+            total.backward()  # type: ignore[no-untyped-call]
     except Exception:  # what a model of somebody else raises of other samples is of many kinds
         return set()
     return {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}

@@ -26,7 +26,7 @@ NO_LIMIT = 1 << 20
 SMALL_VOCABULARY = 128
 _SMALL_POSITIONS = 64
 _SMALL_PATCH, _SMALL_PATCHES, _SMALL_IMAGE = 4, 3, 64
-LONGEST_REASON = 300
+_LONGEST_REASON = 300
 
 _SHRUNK_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 
@@ -85,8 +85,9 @@ class Family:
             module = importlib.import_module(f"transformers.models.{self.module}.configuration_{self.module}")
             return getattr(module, self.config)(**config)
         except Exception as error:  # what a configuration raises of a wrong value is of many kinds
-            reason = " ".join(str(error).split())[:LONGEST_REASON]
-            raise InputError(f"the configuration of this {self.config} cannot be used: {reason}") from error
+            raise InputError(
+                f"the configuration of this {self.config} cannot be used: {reason_of(error)}"
+            ) from error
 
     def build(self, model: str, sizes: Mapping[str, object]) -> nn.Module:
         """Construct a model of the family, of these values of the configuration."""
@@ -180,6 +181,11 @@ def _small_image(config: Any) -> dict[str, object]:
         return {"image_size": 16}
     side = min(patch, _SMALL_PATCH)
     return {"image_size": _SMALL_PATCHES * side, "patch_size": side}
+
+
+def reason_of(error: Exception) -> str:
+    """Return the beginning of what an error of somebody else's code says, on one line."""
+    return " ".join(str(error).split())[:_LONGEST_REASON]
 
 
 def build_keyed(build: Callable[[], nn.Module]) -> nn.Module:

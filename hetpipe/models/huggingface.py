@@ -15,12 +15,12 @@ from cost_model.units import format_bytes
 from hetpipe.models.families import (
     FAMILIES,
     LOADING,
-    LONGEST_REASON,
     NO_LIMIT,
     SMALL_VOCABULARY,
     Family,
     attention_dropout_of,
     family_of,
+    reason_of,
 )
 from hetpipe.models.huggingface_folder import CONFIG_FILE, ModelFolder, read_model_folder
 from hetpipe.models.labels import labels_of
@@ -239,7 +239,7 @@ def unusable(error: Exception, config: Mapping[str, object] | None = None) -> st
     keys = [key for key, value in (config or {}).items() if isinstance(value, str) and value == name]
     if keys:
         return f"transformers knows no {name!r}, which is its {' and '.join(keys)}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
+    return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def attention_sentence(name: str, folder: str | Path | None, sequence_length: int) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hetpipe.models.block_structure import Inputs, call_options, logits_of, one_sample, refused_on_error
+from hetpipe.models.block_structure import Inputs, one_sample, refused_on_error, whole_logits
 from hetpipe.models.chain import ChainModel, LayerModel
 from hetpipe.models.families import SMALL_VOCABULARY
 from hetpipe.models.huggingface import ModelSpec
@@ -255,8 +255,7 @@ def _looks_ahead(model: nn.Module, inputs: Inputs, key: str) -> str:
     model.eval()
     with torch.no_grad():
         before, after = (
-            logits_of(model(**{**inputs, key: tokens}, **call_options(model)))[:, :-1]
-            for tokens in (inputs[key], changed)
+            whole_logits(model, {**inputs, key: tokens})[:, :-1] for tokens in (inputs[key], changed)
         )
     if torch.equal(before, after):
         return ""
@@ -277,7 +276,7 @@ def _sees_padding(model: nn.Module, case: _Case, answers: bool) -> str:
             found, expected = (
                 float(case.loss(logits[:, :length] if answers else logits, given))
                 for inputs, given in ((single.inputs, single.labels), (alone, labels))
-                for logits in (logits_of(model(**inputs, **call_options(model))),)
+                for logits in (whole_logits(model, inputs),)
             )
         if not _relative(found - expected, expected) <= MICROBATCH_TOLERANCE:
             return (
@@ -292,12 +291,7 @@ def _run_whole(chain: ChainModel, model: nn.Module, case: _Case, seed: int) -> _
     with KeyedDropout(seed) as dropout, _announced_layers(model, chain, dropout):
         dropout.at(step=0, samples=case.samples)
         dropout.enter_layer(0)
-        if chain.structure is None:
-            tensors = tuple(case.inputs.values())
-            output = model(tensors if len(tensors) > 1 else tensors[0])
-        else:
-            output = model(**case.inputs, **call_options(model))
-        loss = case.loss(logits_of(output), case.labels)
+        loss = case.loss(whole_logits(model, case.inputs), case.labels)
     loss.backward()  # type: ignore[no-untyped-call]
     return _Outcome(loss.item(), _gradients(dict(model.named_parameters())))
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from cost_model.errors import InputError
 from hetpipe.data.task import Batch
 from hetpipe.data.user_data import batch_in, batch_of, has_length
-from hetpipe.models.block_structure import Inputs, call_options, logits_of
+from hetpipe.models.block_structure import Inputs, whole_logits
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import lowered_dtype
 
@@ -63,15 +62,9 @@ class TrainedModel:
     def _output(self, inputs: Inputs, device_type: str) -> Tensor:
         lowered = lowered_dtype(self.precision)
         if lowered is None:
-            return logits_of(self._called(inputs))
+            return whole_logits(self.module, inputs)
         with torch.autocast(device_type, lowered):
-            return logits_of(self._called(inputs)).float()
-
-    def _called(self, inputs: Inputs) -> Any:
-        if isinstance(self.module, nn.Sequential):  # takes its inputs by position
-            values = tuple(inputs.values())
-            return self.module(values if len(values) > 1 else values[0])
-        return self.module(**inputs, **call_options(self.module))
+            return whole_logits(self.module, inputs).float()
 
 
 @contextmanager
