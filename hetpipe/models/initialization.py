@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from hetpipe.models.adapters import adapted_layers, base_alone, base_name, draw_adapters, is_adapter
 from hetpipe.models.keyed_dropout import stable_hash
@@ -22,9 +23,33 @@ def private_random_stream(seed: int) -> Iterator[None]:
         yield
 
 
+_FILLS = frozenset(
+    {"uniform_", "normal_", "trunc_normal_", "constant_", "kaiming_uniform_", "fill_", "zero_", "erfinv_"}
+)
+"""Functions of torch.nn.init, of what transformers has in their place, and methods of tensors."""
+
+
+class _NothingToFill(TorchFunctionMode):
+    """Leaves out initial values of tensors without storage, each of which takes torch a millisecond of Python."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", None) in _FILLS:
+            filled = args[0] if args else kwargs["tensor"]
+            if filled.is_meta:
+                return filled
+        return func(*args, **kwargs)
+
+
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Build modules inside the context with real buffers, and with parameters without storage."""
+    """Build modules inside the context with real buffers, and with parameters without storage or values."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -34,7 +59,8 @@ def parameters_on_meta() -> Iterator[None]:
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
     try:
-        yield
+        with _NothingToFill():
+            yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
