@@ -12,7 +12,6 @@ from places import EXAMPLES, SUPPORT
 from preloaded import preload_for_all_tests
 from same_texts import split_once, trained_once
 from shell import Shell
-from short_searches import short_searches
 from turns import new_room, turn
 
 # NOTE: where this is set, each of the many processes that tests start compiles anew what it reads of hetpipe.
@@ -97,10 +96,3 @@ def hetpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Shell(tmp_path, capsys)
-
-
-@pytest.fixture(scope="module")
-def searched_shortly() -> Iterator[None]:
-    """Every search of a module is short: what is said of plans is looked at there, not how good they are."""
-    with short_searches():
-        yield

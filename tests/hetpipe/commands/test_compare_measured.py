@@ -20,8 +20,6 @@ from runs import made_up_profile
 from shell import Shell
 from small_case import small_plan
 
-pytestmark = pytest.mark.usefixtures("searched_shortly")
-
 THREE = """
 reserve = "0 B"
 [network]

@@ -11,8 +11,6 @@ from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
 from small_case import CLUSTER_TOML, small_profile
 
-pytestmark = pytest.mark.usefixtures("searched_shortly")
-
 GPUS = {"RTX-3090": "bfloat16", "T4": "float16", "GTX-1080-Ti": "float32"}
 
 

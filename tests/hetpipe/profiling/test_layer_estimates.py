@@ -19,8 +19,6 @@ from hetpipe.runs.lora import parse_lora
 from hetpipe.runs.settings import Settings, TaskSettings
 from shell import Shell
 
-pytestmark = pytest.mark.usefixtures("searched_shortly")
-
 KINDS = ("RTX-4090", "RTX-3090")
 TWO_CARDS = """
 driver_memory = "0 B"

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cost_model.errors import InfeasibleError
 from hetpipe.simulation.prediction import evaluator, predict
 from hetpipe.simulation.shared_choice import TIES, Look, least_shared
@@ -17,6 +19,8 @@ from small_case import (
     small_profile,
     whole_model_on_two_nodes_of_two,
 )
+
+pytestmark = pytest.mark.whole_search
 
 SEEDS = (1, 2, 3, 4, 5, 8, 12, 18)
 EACH = Look(alike=0.001)
