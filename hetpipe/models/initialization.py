@@ -30,7 +30,7 @@ _FILLS = frozenset(
 
 
 class _NothingToFill(TorchFunctionMode):
-    """Leaves out initial values of tensors without storage, each of which takes torch a millisecond of Python."""
+    """Leaves out initial values of tensors without storage: each takes torch a millisecond of Python."""
 
     def __torch_function__(
         self,
