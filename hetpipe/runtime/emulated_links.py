@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +23,16 @@ from hetpipe.program.instructions import (
     Transfer,
 )
 
+HERE_S = 0.5e-3
+"""What it takes at most to receive a message of another host that is here; longer is a wait for the link."""
+
 
 class Board:
     """The table in shared memory on which the ranks of a host reserve emulated links and network cards.
 
     Rows: when each resource is free; when each message of the step is due; per collective (an instruction in
     which several ranks meet) and rank the step it joined in, when it was ready and when it is due. Owns the
-    file's map. What goes to another host takes what the real link does, and is due at once.
+    file's map. What comes from another host takes what the real link does, and is due when it is here.
     """
 
     def __init__(self, path: Path, costs: ProgramCosts, local: Sequence[int] | None = None) -> None:
@@ -78,12 +82,17 @@ class Board:
             self._due[self._slots[send.message]] = due
         return due
 
-    def due_s(self, message: object) -> float:
+    def due_s(self, message: object, asked_s: float) -> float:
         """Return when a message is due; its data must have arrived, which proves that the sender noted it.
 
-        0.0 for one of another host: it is here.
+        asked_s: when the rank began to wait for the data. One of another host is due now if it was waited
+        for: a device whose clock lags this host's has waited, too. Else 0.0: it came before, at some time.
         """
-        return float(self._due[self._slots[message]])
+        due_s = float(self._due[self._slots[message]])
+        if due_s:
+            return due_s
+        now_s = time.monotonic()
+        return now_s if now_s - asked_s > HERE_S else 0.0
 
     def join(self, collective: Exchange, rank: int, step: int, ready_s: float) -> None:
         """Note that a rank is ready for a collective, before it takes part in the real one.
@@ -131,9 +140,9 @@ class Board:
     def collective_due_s(self, collective: Exchange, rank: int) -> float:
         """Return when a rank has the sum; the real collective must be over: then all have joined.
 
-        0.0 for one over several hosts: it is over.
+        One over several hosts is due now.
         """
-        return float(self._collective_due[self._rows[collective], rank])
+        return float(self._collective_due[self._rows[collective], rank]) or time.monotonic()
 
 
 def _collectives(program: Program) -> list[Exchange]:

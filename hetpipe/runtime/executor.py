@@ -266,10 +266,11 @@ class Executor:
         received: tuple[Tensor, ...] = ()
         ready_s = 0.0
         if work.receive is not None:
+            asked_s = time.monotonic()
             received = self._transport.receive(work.receive)
             if self._board is not None:
                 assert work.message is not None
-                ready_s = self._board.due_s(work.message)
+                ready_s = self._board.due_s(work.message, asked_s)
         elif work.message is not None:
             received = self._outgoing.pop(work.message)
         for send in work.releases:

@@ -15,6 +15,8 @@ import ssh_server
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
 from hetpipe import cli
+from hetpipe.program.instructions import Compute, Pass
+from hetpipe.program.trace import Trace
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.simulation.prediction import predict
@@ -25,6 +27,7 @@ from partition.plan_file import read_plan
 
 STEPS = 5
 LOSSES_AGREE = 2e-6
+CLOCKS_AGREE_S = 5e-3
 LAYER_S = 5e-4
 """Of the times that are made up where measuring is not what is tested: steps of some 0.2 s."""
 ENDLESS = 1000
@@ -53,6 +56,21 @@ def losses(folder: RunFolder) -> list[float]:
     return [entry["loss"] for entry in folder.read_metrics()]
 
 
+def too_early_s(trace: Trace) -> float:
+    """Return by how much a computation began, at most, before the one that gives it its input was over."""
+    found = {
+        (entry.op, entry.pipeline, entry.stage, entry.microbatch): event
+        for event in trace.events
+        if isinstance(entry := event.instruction, Compute)
+    }
+    beside = {Pass.FORWARD: -1, Pass.BACKWARD: 1}
+    given = [
+        (event, found.get((op, pipeline, stage + beside[op], microbatch)))
+        for (op, pipeline, stage, microbatch), event in found.items()
+    ]
+    return max(before.end_s - event.start_s for event, before in given if before is not None)
+
+
 def train_alone(profile: Path, options: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
     """Return the losses of one process on one device, in the folder "alone" here."""
     Path("one.toml").write_text(ONE_DEVICE)
@@ -74,7 +92,9 @@ def test_three_hosts_train_as_one_process_does(
     prediction = predict(plan, read_profile(leader.profile), read_cluster(leader.cluster))
     shared_s = read_report(leader.report).shared_step_s
     assert shared_s is not None and shared_s == shared_step_s(prediction.costs)
-    assert len(leader.read_traces()["measured"].device_names) == 4
+    measured = leader.read_traces()["measured"]
+    assert len(measured.device_names) == 4
+    assert too_early_s(measured) < CLOCKS_AGREE_S  # devices wait for what other hosts send, too
     assert set(read_profile(leader.profile).kinds) == {"emulated", "emulated-slow"}
     for member, ended, name in zip(members, ends[1:], NODES[1:], strict=True):
         assert member.program.read_text() == leader.program.read_text()

@@ -1,5 +1,6 @@
 import multiprocessing
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -280,7 +281,7 @@ def drive(
             message = incoming(entry, costs.stages[entry.pipeline])
             if message is not None and message not in sent:
                 return False
-            due_s = 0.0 if message is None else boards[rank].due_s(message)
+            due_s = 0.0 if message is None else boards[rank].due_s(message, 0.0)
             clock[rank] = max(clock[rank], due_s) + costs.compute_s(rank, entry)
         elif isinstance(entry, Transfer):
             if entry.direction is Direction.SEND:
@@ -348,11 +349,11 @@ def test_a_collective_is_reserved_once_when_its_last_member_joins(tmp_path, boar
     first, _, third = boards(costs)
     assert costs.program.buckets[0].ranks == (0, 2)
     first.join(Sync(0), 0, 3, 10.0)
-    assert first.collective_due_s(Sync(0), 0) == 0.0
+    before_s = first.collective_due_s(Sync(0), 0)
     third.join(Sync(0), 2, 3, 10.5)
     due = [first.collective_due_s(Sync(0), 0), third.collective_due_s(Sync(0), 2)]
     assert due == [third.collective_due_s(Sync(0), 0), first.collective_due_s(Sync(0), 2)]
-    assert min(due) > 10.5
+    assert min(due) > 10.5 and before_s not in due
     first.join(Sync(0), 0, 4, 20.0)  # the next step
     assert first.collective_due_s(Sync(0), 0) == due[0]
     third.join(Sync(0), 2, 4, 20.0)
@@ -386,11 +387,34 @@ def test_no_two_messages_of_several_ranks_share_a_link_at_a_time(tmp_path, kind)
             if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
                 way = costs.route(entry).resources
                 seconds.setdefault(way, []).append(costs.transfer_bytes(entry) / 125e6)
-                due.setdefault(way, []).append(board.due_s(entry.message))
+                due.setdefault(way, []).append(board.due_s(entry.message, 0.0))
     board.close()
     for way, entries in due.items():  # each way was busy without a gap from 5 s on
         assert max(entries) == pytest.approx(5.0 + sum(seconds[way]) + 1e-3)
         assert len(set(entries)) == len(entries)
+
+
+def test_what_is_waited_for_from_another_host_is_due_when_it_is_here(tmp_path):
+    """The clock of a device may lag that of its host: a wait by that one alone would cost it nothing."""
+    costs = costs_of(tmp_path, two_pipelines())
+    path = tmp_path / "board"
+    Board.create(path, costs)
+    sender, send = next(
+        (rank, entry)
+        for rank, entries in enumerate(costs.program.ranks)
+        for entry in entries
+        if isinstance(entry, Transfer) and entry.direction is Direction.SEND
+    )
+    receiver = costs.program.rank_of(send.pipeline, send.peer_stage)
+    there, here = Board(path, costs, local=[sender]), Board(path, costs, local=[receiver])
+    assert there.send(send, 5.0) == 5.0  # the real link takes what it takes
+    before_s = time.monotonic()
+    assert before_s <= here.due_s(send.message, before_s - 0.02) <= time.monotonic()
+    assert here.due_s(send.message, time.monotonic()) == 0.0
+    here.join(Norm(), receiver, 0, 5.0)
+    assert before_s <= here.collective_due_s(Norm(), receiver) <= time.monotonic()
+    for board in (there, here):
+        board.close()
 
 
 # ---- what a run writes of both clocks
