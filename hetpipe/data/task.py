@@ -63,7 +63,8 @@ class TrainingTask:
 
     batch: (first sample of the run, number of samples) -> inputs by name and labels, each [samples, ...], a
     pure function of the two. num_loss_tokens: how many tokens of so many samples the loss counts;
-    count_terms, where given, counts them in the labels of a whole step instead.
+    count_terms, where given, counts them in the labels of a whole step instead. measured: what layers are
+    measured with, None for batch.
     make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
     data_sha256: of the texts, "" where nobody knows. held_out: what --eval-data or eval_data gives.
@@ -84,6 +85,11 @@ class TrainingTask:
     predicts: Task | None = None
     figures: Figures | None = None
     references: References | None = None
+    measured: Batch | None = None
+
+    def batch_to_measure(self, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+        """Return the samples with which layers are measured, of the shapes of the chain's example."""
+        return (self.measured or self.batch)(0, num_samples)
 
     def loss_of(self, model: LayerModel, num_chunks: int | None) -> Loss:
         """Return the loss for these layers of the model, in chunks unless num_chunks is None.

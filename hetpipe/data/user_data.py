@@ -105,6 +105,14 @@ def _tensor(value: Any, name: str) -> Tensor:
     raise InputError(f"{name} is a {type(value).__name__}; give tensors, arrays or numbers")
 
 
+def repeated(
+    inputs: Mapping[str, Tensor], labels: Tensor, first_sample: int, num_samples: int
+) -> tuple[Mapping[str, Tensor], Tensor]:
+    """Return one sample, inputs and labels each [1, ...], so many times, wherever the batch begins."""
+    many = {name: torch.cat([value] * num_samples) for name, value in inputs.items()}
+    return many, torch.cat([labels] * num_samples)
+
+
 def batch_in(
     dtype: torch.dtype, batch: Batch, first_sample: int, num_samples: int
 ) -> tuple[Mapping[str, Tensor], Tensor]:

@@ -17,7 +17,7 @@ from cost_model.errors import InputError
 from hetpipe.data.held_out import HeldOut
 from hetpipe.data.own_code import own_code_sha256
 from hetpipe.data.task import OptimizerFactory, TrainingTask
-from hetpipe.data.user_data import batch_in, batch_of, has_length
+from hetpipe.data.user_data import batch_in, batch_of, has_length, repeated
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.families import reason_of
@@ -116,6 +116,7 @@ class UserTask:
         if self._has_weights:
             chain = replace(chain, given=folder.path / WEIGHTS_FILE)
         in_dtype = partial(batch_in, weight_dtype(settings.dtype))
+        measured = parts["example"]
         held_out = None
         if options.eval_data is not None:
             read = partial(in_dtype, batch_of(options.eval_data, 0, False))
@@ -129,6 +130,7 @@ class UserTask:
             count_terms=options.count_terms,
             make_optimizer=options.make_optimizer,
             rate_schedule=options.rate_schedule,
+            measured=None if measured is None else partial(in_dtype, partial(repeated, *measured)),
         )
 
 
@@ -161,7 +163,9 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
     with refused_on_error("the model fails on the first sample of the data"):
         more = partial(_several, data, chosen.shuffle, inputs)
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk, more=more)
-    parts = {"chain": chain, "data": data, "loss": loss, "options": replace(chosen, example=None)}
+    example = None if chosen.example is None else (inputs, labels)
+    options_there = replace(chosen, example=None)
+    parts = {"chain": chain, "data": data, "loss": loss, "options": options_there, "example": example}
     num_held_out = (0, 0) if chosen.eval_data is None else _held_out(chosen)
     return UserTask(
         parts,

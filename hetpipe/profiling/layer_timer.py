@@ -196,7 +196,7 @@ class Bench:
 
     def _kept_bytes(self, start: int, stop: int, size: int, counter: ByteCounter) -> float:
         """Return what is there after a forward of a range: its input, its output, and what is saved."""
-        inputs, labels = self.task.batch(0, size)
+        inputs, labels = self.task.batch_to_measure(size)
         data = sum(value.nbytes for value in (*inputs.values(), labels))
         marks, before = _Marks(), self._live_bytes(counter)
         with self._counted(counter):
@@ -330,7 +330,7 @@ class Bench:
         return outputs
 
     def _batch(self, size: int) -> tuple[dict[str, Tensor], Tensor]:
-        inputs, labels = self.task.batch(0, size)
+        inputs, labels = self.task.batch_to_measure(size)
         return {name: value.to(self.device) for name, value in inputs.items()}, labels.to(self.device)
 
     def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:
