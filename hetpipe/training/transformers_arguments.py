@@ -165,8 +165,8 @@ class Arguments:
         Raises: InputError for one that depends on more than the step.
         """
         name, warmup = self.given.lr_scheduler_type, self.given.get_warmup_steps(max_steps)
-        options = {} if chosen is None else chosen[1]
-        highest = options.get("lr", self.given.learning_rate)  # some name rates, not multiples of it
+        # some schedules name rates, not multiples of it
+        highest = self.given.learning_rate if chosen is None else _rate_of(*chosen)
         dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=highest)
         try:
             made = get_scheduler(name, dummy, warmup, max_steps, self.given.lr_scheduler_kwargs or None)
@@ -180,20 +180,19 @@ class Arguments:
     def optimizer(
         self, model: nn.Module, chosen: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
     ) -> AdamW | OptimizerFactory:
-        """Return the optimizer; chosen: `optimizer_cls_and_kwargs`.
+        """Return the optimizer; chosen: `optimizer_cls_and_kwargs`, whose weight decay does not count.
 
         Raises: InputError if weight decay is to reach other parameters than matrices.
         """
         given = self.given
-        if chosen is not None:
-            kind, options = chosen
-            return partial(kind, **{"lr": given.learning_rate, **options})
         decay = given.weight_decay
         if decay:
             _check_decay(model, decay)
+        if chosen is not None:
+            return partial(_of_matrices_and_vectors, *chosen, decay)
         made = _OPTIMIZERS[given.optim]
         if made is not None:
-            return partial(_of_matrices_and_vectors, made, given.learning_rate, decay)
+            return partial(_of_matrices_and_vectors, made, {"lr": given.learning_rate}, decay)
         betas = (given.adam_beta1, given.adam_beta2)
         return AdamW(given.learning_rate, betas, given.adam_epsilon, decay)
 
@@ -265,19 +264,34 @@ def _check_decay(model: nn.Module, decay: float) -> None:
             does = "lets" if name in decaying else "does not let"
             raise InputError(
                 f"weight_decay={decay}: transformers {does} {name!r} decay, here matrices do and vectors do "
-                "not; give 0.0, or optimizer_cls_and_kwargs"
+                "not; give 0.0"
             )
+
+
+def _rate_of(kind: Callable[..., torch.optim.Optimizer], options: Mapping[str, Any]) -> float:
+    """Return the learning rate of an optimizer: that of its options, else the default of its class.
+
+    Raises: InputError if it cannot be made.
+    """
+    try:
+        made = kind([nn.Parameter(torch.zeros(1))], **options)
+    except (TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"optimizer_cls_and_kwargs: {reason}; give a class of torch.optim and its options"
+        ) from None
+    return float(made.param_groups[0].get("lr", 0.0))
 
 
 def _of_matrices_and_vectors(
     made: Callable[..., torch.optim.Optimizer],
-    rate: float,
+    options: Mapping[str, Any],
     decay: float,
     parameters: list[nn.Parameter],
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of which vectors do not decay."""
+    """Return an optimizer of which vectors do not decay; of groups the decay counts, not that of options."""
     groups = [
         {"params": [value for value in parameters if value.dim() > 1], "weight_decay": decay},
         {"params": [value for value in parameters if value.dim() <= 1], "weight_decay": 0.0},
     ]
-    return made([group for group in groups if group["params"]], lr=rate)
+    return made([group for group in groups if group["params"]], **options)

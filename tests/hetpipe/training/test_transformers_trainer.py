@@ -218,6 +218,34 @@ def test_the_rates_of_a_given_optimizer_are_of_its_own(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "decay"),
+    [({"lr": 4e-3}, 0.5), ({}, 0.0), ({"lr": 4e-3, "weight_decay": 0.5}, 0.0)],
+)
+def test_rates_and_decay_of_a_given_optimizer_are_those_of_transformers(
+    tmp_path: Path, options: dict[str, Any], decay: float
+):
+    args = arguments(
+        tmp_path / "out", per_device_train_batch_size=8, learning_rate=1e-2, weight_decay=decay, max_steps=4
+    )
+    model, data, given = causal(), texts(), {"optimizer_cls_and_kwargs": (torch.optim.Adamax, options)}
+    alone = theirs(model, args, train_dataset=data, **given)
+    alone.train()
+    trainer = ours(tmp_path / "ours", model, args, ONE, train_dataset=data, **given)
+    trainer.train()
+    for key in ("loss", "learning_rate"):
+        assert logged(trainer, key) == pytest.approx(logged(alone, key), rel=CLOSE), key
+
+
+def test_an_optimizer_that_cannot_be_made_is_refused(tmp_path: Path):
+    args = arguments(tmp_path / "out", max_steps=5)
+    with pytest.raises(
+        InputError, match=r"optimizer_cls_and_kwargs: .*'power'; give a class of torch\.optim"
+    ):
+        Arguments(args, 1).rates(5, (torch.optim.SGD, {"power": 1.0}))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [22, 23, 16])
 def test_what_is_dropped_at_an_epoch_s_end_is_what_transformers_drops(tmp_path: Path, count: int):
     args = arguments(
