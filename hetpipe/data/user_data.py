@@ -1,7 +1,7 @@
 """User-supplied samples as the function of position that the ranks read."""
 
 import contextlib
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -65,14 +65,29 @@ def _read(
     else:
         places = permuted(seed, len(data), first_sample, num_samples).tolist()
     rows = [_parts_of(data[index], index) for index in places]
+    _check_alike(rows, places)
     try:
         inputs = {name: torch.stack([row[0][name] for row in rows]) for name in rows[0][0]}
         return inputs, torch.stack([row[1] for row in rows])
-    except (RuntimeError, KeyError) as error:
+    except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"samples of the data do not fit together ({reason}); pad them to one shape"
         ) from None
+
+
+def _check_alike(rows: Sequence[tuple[Mapping[str, Tensor], Tensor]], places: Sequence[int]) -> None:
+    """Check that all samples of a batch have the same inputs; places: their indices.
+
+    Raises: InputError naming one that some of them have.
+    """
+    having = {name: index for (inputs, _), index in zip(rows, places, strict=True) for name in inputs}
+    for (inputs, _), index in zip(rows, places, strict=True):
+        if lacking := next((name for name in having if name not in inputs), None):
+            raise InputError(
+                f"data[{having[lacking]}] has {lacking!r}, data[{index}] has not; give it in every sample "
+                "(an attention_mask: of ones), or in none"
+            )
 
 
 def _parts_of(sample: Any, index: int) -> tuple[dict[str, Tensor], Tensor]:

@@ -378,6 +378,18 @@ def test_samples_may_be_mappings_of_lists_and_arrays():
         batch_of([*data, {"input_ids": [1], "labels": [1]}], 0, shuffle=False)(2, 2)
 
 
+@pytest.mark.parametrize("with_mask", [{0, 2}, {1}])
+def test_samples_of_unlike_keys_are_refused(with_mask: set[int]):
+    data = [
+        {"input_ids": [1, 2], "labels": [1, 2], **({"mask": [1, 0]} if index in with_mask else {})}
+        for index in range(3)
+    ]
+    some, other = ("2", "1") if 0 in with_mask else ("1", "0")
+    said = rf"data\[{some}\] has 'mask', data\[{other}\] has not; give it in every sample"
+    with pytest.raises(InputError, match=said):
+        batch_of(data, 0, shuffle=False)(0, 3)
+
+
 def test_floats_of_plain_python_become_float32():
     inputs, labels = batch_of([([1.0, 2.0], 0.5)], 0, shuffle=False)(0, 1)
     assert inputs["input"].dtype == labels.dtype == torch.float32
