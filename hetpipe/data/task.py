@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
 import torch
+from pydantic import JsonValue
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch import Tensor, nn
@@ -70,6 +72,7 @@ class TrainingTask:
     data_sha256: of the texts, "" where nobody knows. held_out: what --eval-data or eval_data gives.
     predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss. figures: what is
     told of held-out samples beside the loss; references: what translations of them are compared with.
+    order: what decides the order of data of a user's own, None where they are others.
     """
 
     chain: ChainModel
@@ -86,6 +89,7 @@ class TrainingTask:
     figures: Figures | None = None
     references: References | None = None
     measured: Batch | None = None
+    order: Mapping[str, JsonValue] | None = None
 
     def batch_to_measure(self, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
         """Return the samples with which layers are measured, of the shapes of the chain's example."""
@@ -106,6 +110,10 @@ class TrainingTask:
                 "leave it out"
             )
         return ChunkedLoss(self.predicts, model, num_chunks)
+
+    def own_settings(self, step: int) -> dict[str, JsonValue]:
+        """Return what a user's order of data and rates decide from a step on, counted from 0."""
+        return {} if self.order is None else own_settings(self.order, self.rate_schedule, step)
 
     def check_best(self, by: str) -> None:
         """Check that the best can be found by this figure.
@@ -133,6 +141,17 @@ class TrainingTask:
         if self.rate_schedule is None:
             return settings.learning_rate_at(step)
         return settings.learning_rate * self.rate_schedule(step)
+
+
+def own_settings(
+    order: Mapping[str, JsonValue], rates: Callable[[int], float] | None, step: int
+) -> dict[str, JsonValue]:
+    """Return what a resume compares: the order of data, whether rates are a function, and its next one."""
+    found = {**order, "own_rates": rates is not None}
+    if rates is not None:
+        with suppress(Exception):  # a table of rates may end with the steps
+            found["next_rate"] = float(rates(step))
+    return found
 
 
 def _weight_of(terms: int) -> float:

@@ -3,10 +3,11 @@
 import contextlib
 from collections.abc import Mapping, Sequence, Sized
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from cost_model.errors import InputError
@@ -43,6 +44,22 @@ def is_data_set(data: object) -> TypeGuard[Sized]:
 def has_length(data: object) -> TypeGuard[Sized]:
     """Return whether data have an end: a data set, or a function that says how many samples it has."""
     return is_data_set(data) or (callable(data) and hasattr(data, "__len__"))
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """Data, given as a function, that say what decides which sample is read where."""
+
+    def order(self) -> Mapping[str, JsonValue]:
+        """Return it by name, as checkpoints hold it."""
+
+
+def order_of(data: object, shuffle: bool) -> dict[str, JsonValue]:
+    """Return what decides which sample is read where, beside the seed, as far as it is known."""
+    if isinstance(data, Ordered):
+        return dict(data.order())
+    found: dict[str, JsonValue] = {"num_samples": len(data)} if has_length(data) else {}
+    return {**found, "shuffle": shuffle} if is_data_set(data) else found
 
 
 def _called(function: Batch, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:

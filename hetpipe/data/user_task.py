@@ -10,14 +10,15 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
+from pydantic import JsonValue
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.data.held_out import HeldOut
 from hetpipe.data.own_code import own_code_sha256
-from hetpipe.data.task import OptimizerFactory, TrainingTask
-from hetpipe.data.user_data import batch_in, batch_of, has_length, repeated
+from hetpipe.data.task import OptimizerFactory, TrainingTask, own_settings
+from hetpipe.data.user_data import batch_in, batch_of, has_length, order_of, repeated
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.families import reason_of
@@ -87,14 +88,20 @@ class UserTask:
         assert isinstance(chain, ChainModel)
         self.num_layers = chain.num_layers
         self.has_adapters = bool(chain.base)
-        self.has_rate_schedule = getattr(parts["options"], "rate_schedule", None) is not None
+        options = parts["options"]
+        assert isinstance(options, Options)
+        self._order, self._rates = order_of(parts["data"], options.shuffle), options.rate_schedule
         self._weights = chain.given
         self._has_weights = chain.given is not None
         sent = {**parts, "chain": replace(chain, given=None)}
         self._parts = {what: _packed(what, part) for what, part in sent.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weights": None}
+        return {**self.__dict__, "_weights": None, "_rates": None}
+
+    def own_settings(self, step: int) -> dict[str, JsonValue]:
+        """Return what `TrainingTask.own_settings` does, in the process that made this."""
+        return own_settings(self._order, self._rates, step)
 
     def write_weights(self, folder: RunFolder) -> None:
         """Write the initial weights, if they are given ones, to where the ranks read theirs."""
@@ -131,6 +138,7 @@ class UserTask:
             make_optimizer=options.make_optimizer,
             rate_schedule=options.rate_schedule,
             measured=None if measured is None else partial(in_dtype, partial(repeated, *measured)),
+            order=self._order,
         )
 
 

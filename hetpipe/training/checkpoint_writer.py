@@ -168,7 +168,10 @@ class CheckpointWriter:
             "plan": self.program.plan.to_json(),
             "lora": self.settings.lora,
             "loss_scale": loss_scale,
-            "settings": deciding_settings(self.settings, self.program.plan, self.task.data_sha256),
+            "settings": {
+                **deciding_settings(self.settings, self.program.plan, self.task.data_sha256),
+                **self.task.own_settings(step),
+            },
             "changes": self.changes,
             "evaluated": evaluated,
             "best": evaluated is not None and evaluated.best_step == step,

@@ -1,5 +1,6 @@
 """The settings that decide what a run computes: kept in checkpoints, compared and inherited on resume."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ DECIDING = (*_OF_THE_RUN, "total_steps", "global_batch_size", "dtype", "gradient
 """Names of all that decides the losses of a run, beside its seed, model and length of samples."""
 
 DATA_HASH = "data_sha256"
+_NOTHING: Mapping[str, JsonValue] = {}
+_ORDER = ("num_samples", "shuffle", "data_seed")
+"""What decides the order of a user's own data, as far as it is known."""
 
 
 def deciding_settings(settings: TaskSettings, plan: Plan, data_sha256: str = "") -> dict[str, JsonValue]:
@@ -99,20 +103,20 @@ def changes(
     settings: TaskSettings,
     plan: Plan,
     *,
-    own_schedule: bool = False,
+    own: Mapping[str, JsonValue] = _NOTHING,
     data_sha256: str = "",
 ) -> list[Change]:
     """Return each setting in which a run differs from that of its checkpoint.
 
-    own_schedule: the rates are of a function, which no manifest holds. data_sha256: of the texts; where it is
-    known of both, their places do not count.
+    own: what `TrainingTask.own_settings` gives of the next step. data_sha256: of the texts; where it is known
+    of both, their places do not count.
     """
     before = {**_OLDER, **manifest.settings} if manifest.settings else {}
-    now = deciding_settings(settings, plan, data_sha256)
+    now = {**deciding_settings(settings, plan, data_sha256), **own}
     found = []
     hashes = before.get(DATA_HASH), now.get(DATA_HASH)
-    for key in DECIDING:
-        if key not in before or before[key] == now[key] or key == "total_steps":
+    for key in (*DECIDING, *_ORDER):
+        if key not in before or key not in now or before[key] == now[key] or key == "total_steps":
             continue
         if key == "data" and all(hashes):
             continue
@@ -122,20 +126,39 @@ def changes(
         short = [str(each)[:12] for each in hashes]
         said = f"data is other text (sha256 {short[1]}) than before the checkpoint ({short[0]})"
         found.append(Change("data", *hashes, said))
+    found += _changed_rates(before, now)
     total, mine = before.get("total_steps"), now["total_steps"]
-    if isinstance(total, int) and total != mine and not own_schedule:
+    if isinstance(total, int) and total != mine and not (before.get("own_rates") or now.get("own_rates")):
         said = _schedule_words({**before, "total_steps": total}, settings.run, manifest.step)
         found.append(Change("total_steps", total, mine, said, is_needed=total < settings.run.steps))
     return found
+
+
+def _changed_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Return the change of a function of rates, of which manifests hold whether it is and its next rate."""
+    was, has = before.get("own_rates"), now.get("own_rates")
+    if was is None or has is None:
+        return []
+    if was != has:
+        words = (
+            "is given, before the checkpoint it was not"
+            if has
+            else "is not given, before the checkpoint it was"
+        )
+        return [Change("rate_schedule", was, has, f"rate_schedule {words}")]
+    old, new = before.get("next_rate"), now.get("next_rate")
+    if not (isinstance(old, float) and isinstance(new, float)) or math.isclose(old, new, rel_tol=1e-9):
+        return []
+    said = f"rate_schedule is {new:g} in the next step, before the checkpoint it was {old:g}"
+    return [Change("rate_schedule", old, new, said)]
 
 
 def all_changes(
     manifest: Manifest, settings: TaskSettings, plan: Plan, task: TrainingTask
 ) -> tuple[dict[str, JsonValue], ...]:
     """Return the changes of settings up to a checkpoint and after it, as manifests hold them."""
-    found = changes(
-        manifest, settings, plan, own_schedule=task.rate_schedule is not None, data_sha256=task.data_sha256
-    )
+    own = task.own_settings(manifest.step)
+    found = changes(manifest, settings, plan, own=own, data_sha256=task.data_sha256)
     return (*manifest.changes, *(change.to_json(manifest.step) for change in found))
 
 
@@ -176,11 +199,11 @@ def differences(
     settings: TaskSettings,
     plan: Plan,
     *,
-    own_schedule: bool = False,
+    own: Mapping[str, JsonValue] = _NOTHING,
     data_sha256: str = "",
 ) -> list[str]:
     """Return a sentence for each of the `changes`."""
-    found = changes(manifest, settings, plan, own_schedule=own_schedule, data_sha256=data_sha256)
+    found = changes(manifest, settings, plan, own=own, data_sha256=data_sha256)
     return [change.said for change in found]
 
 

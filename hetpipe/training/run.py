@@ -62,15 +62,15 @@ def prepare(
     *,
     own_data: bool = False,
     adapters_alone: bool = False,
-    own_schedule: bool = False,
+    own: UserTask | None = None,
     local: Sequence[int] | None = None,
     tell: Callable[[str], None] = warn_caller,
 ) -> None:
     """Check everything, then fill the run folder.
 
     prediction: of a verified program. own_data: the task brings its data, no corpus is read. adapters_alone:
-    as for `room_of`. own_schedule: as for `differences`, each of which is told. local: the ranks of this
-    host, None for all.
+    as for `room_of`. own: the task, where a user has made it. Each of the `differences` is told. local: the
+    ranks of this host, None for all.
 
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
@@ -93,8 +93,9 @@ def prepare(
     if settings.resume_from is not None:
         sha256 = "" if own_data else read_data(settings.data, task_spec(task_settings))[1].sha256
         for told in differences(
-            manifest, task_settings, prediction.plan, own_schedule=own_schedule, data_sha256=sha256
-        ):
+            manifest, task_settings, prediction.plan, data_sha256=sha256,
+            own={} if own is None else own.own_settings(done),
+        ):  # fmt: skip
             tell(told)
     for later, damage in damaged.items():
         tell(f"{damage}; it is kept as {put_aside(later).name}")
@@ -265,8 +266,7 @@ class _Preparation:
             self.folder, self.settings, self.cluster_file, self.profile, prediction,
             own_data=self.make_task is not None,
             adapters_alone=own is not None and own.has_adapters,
-            own_schedule=own is not None and own.has_rate_schedule,
-            local=self.local(prediction), tell=tell,
+            own=own, local=self.local(prediction), tell=tell,
         )  # fmt: skip
         for option, place in self._places().items():
             found = data_sha256(place)

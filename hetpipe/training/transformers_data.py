@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
@@ -63,6 +64,11 @@ class CollatedData:
     def count(self) -> int:
         """Return the samples of an epoch."""
         return len(self.dataset) // self.whole * self.whole
+
+    def order(self) -> dict[str, JsonValue]:
+        """Return what decides which sample is read where."""
+        shuffled: dict[str, JsonValue] = {} if self.seed is None else {"data_seed": self.seed}
+        return {"num_samples": self.count, "shuffle": self.seed is not None, **shuffled}
 
     def __call__(self, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
         places = [self._index(position) for position in range(first_sample, first_sample + num_samples)]

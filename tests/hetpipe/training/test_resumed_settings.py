@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from cost_model.errors import InputError
 from hetpipe.commands.resuming import RunBefore
@@ -67,7 +68,41 @@ def test_another_length_of_the_schedule_is_told_by_the_rate_of_the_next_step():
         "total_steps is 20, before the checkpoint it was 10: the next step's learning rate is 0.000889 and "
         "not 0.000667"
     ]
-    assert differences(manifest(), resumed(steps=20), PLAN, own_schedule=True) == []
+    assert differences(manifest(), resumed(steps=20), PLAN, own={"own_rates": True}) == []
+
+
+def own_before(**own: JsonValue) -> Manifest:
+    return replace(manifest(), settings={**deciding_settings(BEFORE, PLAN), **own})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "sentences"),
+    [
+        ({"num_samples": 16}, {"num_samples": 17}, ["num_samples is 17, before the checkpoint it was 16"]),
+        ({"shuffle": True}, {"shuffle": False}, ["shuffle is False, before the checkpoint it was True"]),
+        ({"data_seed": 3}, {"data_seed": 4}, ["data_seed is 4, before the checkpoint it was 3"]),
+        ({}, {"num_samples": 17, "shuffle": False, "own_rates": True, "next_rate": 0.5}, []),
+        (
+            {"own_rates": False},
+            {"own_rates": True, "next_rate": 0.5},
+            ["rate_schedule is given, before the checkpoint it was not"],
+        ),
+        (
+            {"own_rates": True, "next_rate": 0.5},
+            {"own_rates": False},
+            ["rate_schedule is not given, before the checkpoint it was"],
+        ),
+        (
+            {"own_rates": True, "next_rate": 1.0},
+            {"own_rates": True, "next_rate": 0.1},
+            ["rate_schedule is 0.1 in the next step, before the checkpoint it was 1"],
+        ),
+        ({"own_rates": True, "next_rate": 0.3}, {"own_rates": True, "next_rate": 0.3}, []),
+        ({"own_rates": True, "next_rate": 0.3}, {"own_rates": True}, []),
+    ],
+)
+def test_the_order_of_own_data_and_own_rates_are_compared(before, now, sentences):
+    assert differences(own_before(**before), resumed(), PLAN, own=now) == sentences
 
 
 def test_what_is_not_given_is_inherited():

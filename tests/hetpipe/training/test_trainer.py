@@ -1,7 +1,6 @@
 """A model, data, optimizer and loss of one's own, trained under any plan as one process would train them."""
 
 import copy
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +15,6 @@ import user_tasks
 from cost_model.errors import InputError
 from cost_model.sharding import OwnerRange
 from hetpipe.commands.inputs import with_states
-from hetpipe.data.user_data import batch_of
 from hetpipe.data.user_task import own_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Schedule
@@ -161,6 +159,21 @@ def test_a_resumed_run_has_the_settings_of_its_checkpoint_and_tells_of_other_opt
     assert {warning.filename for warning in told} == {__file__}, "a line of hetpipe's is shown"
     settings = read_settings(RunFolder(tmp_path / "run").config)
     assert (settings.seed, settings.total_steps, settings.clip_norm) == (7, 4, 2.0)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_tells_of_other_data_order_and_rates(tmp_path):
+    trainer(tmp_path, save=True, total_steps=4, rate_schedule=user_tasks.constant).fit(1)
+    same = trainer(tmp_path, save=True, rate_schedule=user_tasks.constant)
+    same.fit(2, resume_from=tmp_path / "run")
+    other = trainer(tmp_path, data=user_tasks.samples(12), shuffle=False)
+    with pytest.warns(UserWarning) as told:
+        other.fit(3, resume_from=tmp_path / "run")
+    assert [str(warning.message) for warning in told] == [
+        f"num_samples is 12, before the checkpoint it was {len(user_tasks.samples())}",
+        "shuffle is False, before the checkpoint it was True",
+        "rate_schedule is not given, before the checkpoint it was",
+    ]
 
 
 @pytest.mark.slow
@@ -355,45 +368,6 @@ def test_a_run_that_cannot_work_leaves_nothing(tmp_path, monkeypatch):
             made.fit(1)
         assert made.folder is None and made.checkpoint is None
         assert not (tmp_path / "runs").exists()
-
-
-def test_each_epoch_reads_each_sample_once_in_an_order_of_its_own():
-    data = [(torch.tensor([float(index)]), index) for index in range(5)]
-    read = batch_of(data, 7, shuffle=True)
-    inputs, labels = read(0, 15)
-    epochs = labels.view(3, 5).tolist()
-    assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 1
-    assert torch.equal(inputs["input"].flatten(), labels.double().float())
-    assert torch.equal(read(4, 3)[1], labels[4:7])  # a slice of a batch is a batch
-    assert batch_of(data, 7, shuffle=False)(3, 4)[1].tolist() == [3, 4, 0, 1]
-
-
-def test_samples_may_be_mappings_of_lists_and_arrays():
-    data = [{"input_ids": [index, 1, 2], "labels": [index, -100, 2]} for index in range(3)]
-    inputs, labels = batch_of(data, 0, shuffle=False)(0, 2)
-    assert inputs["input_ids"].tolist() == [[0, 1, 2], [1, 1, 2]]
-    assert labels.tolist() == [[0, -100, 2], [1, -100, 2]]
-    with pytest.raises(InputError, match="samples of the data do not fit together"):
-        batch_of([*data, {"input_ids": [1], "labels": [1]}], 0, shuffle=False)(2, 2)
-
-
-@pytest.mark.parametrize("with_mask", [{0, 2}, {1}])
-def test_samples_of_unlike_keys_are_refused(with_mask: set[int]):
-    data = [
-        {"input_ids": [1, 2], "labels": [1, 2], **({"mask": [1, 0]} if index in with_mask else {})}
-        for index in range(3)
-    ]
-    some, other = ("2", "1") if 0 in with_mask else ("1", "0")
-    said = rf"data\[{some}\] has 'mask', data\[{other}\] has not; give it in every sample"
-    with pytest.raises(InputError, match=said):
-        batch_of(data, 0, shuffle=False)(0, 3)
-
-
-def test_floats_of_plain_python_become_float32():
-    inputs, labels = batch_of([([1.0, 2.0], 0.5)], 0, shuffle=False)(0, 1)
-    assert inputs["input"].dtype == labels.dtype == torch.float32
-    assert math.isclose(float(labels), 0.5)
 
 
 def test_held_out_data_of_ones_own_are_known_by_their_first_and_last_batch():

@@ -138,6 +138,10 @@ def test_a_run_goes_on_from_its_newest_checkpoint(tmp_path: Path):
     again = dataclasses.replace(args, output_dir=str(tmp_path / "again"))
     begun = ours(tmp_path / "ours", causal(), again, ONE, train_dataset=data, callbacks=[Stop()])
     begun.train()
+    with pytest.warns(UserWarning, match=f"num_samples is 9, before the checkpoint it was {COUNT}"):
+        other = dataclasses.replace(again, output_dir=str(tmp_path / "other"))
+        grown = ours(tmp_path / "ours", causal(), other, ONE, train_dataset=data[:9], every=0)
+        grown.train(resume_from_checkpoint=str(begun._folder.path))
     resumed = ours(tmp_path / "ours", causal(), again, ONE, train_dataset=data)
     resumed.train(resume_from_checkpoint=True)
     assert logged(begun, "loss") == pytest.approx(expected[:3], rel=CLOSE)
