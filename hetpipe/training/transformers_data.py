@@ -123,11 +123,17 @@ class CollatedData:
         row = self._row(index)
         sizes = [
             len(value)
-            for value in row.values()
+            for value in (row.values() if isinstance(row, Mapping) else ())
             if hasattr(value, "__len__")
+            and not isinstance(value, str)
             and getattr(value, "ndim", 1) != 0  # a number of torch says it has one
         ]
-        return max(sizes, default=1)
+        return max(sizes) if sizes else self._collated_length(index)
+
+    def _collated_length(self, index: int) -> int:
+        """Return how many numbers the largest tensor has that the collator makes of a sample."""
+        tensors = [value for value in self.samples(index, 1).values() if isinstance(value, Tensor)]
+        return max((value.numel() for value in tensors), default=1)
 
 
 def _random_states() -> tuple[bytes, bytes, object]:

@@ -1,6 +1,7 @@
 """Samples of unlike lengths train from beginning to end: the model is measured by the longest."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,19 @@ from transformers import Trainer as TrainerOfTransformers
 from hetpipe.training.trainer import AdamW, Trainer
 from hetpipe.training.transformers_trainer import TransformersTrainer
 from runs import EMULATED_CLUSTER, cluster_file
-from transformers_runs import CLOSE, LENGTH, VOCABULARY, Padding, arguments, causal, classifier, logged
+from transformers_runs import (
+    CLOSE,
+    LENGTH,
+    ONE,
+    VOCABULARY,
+    Padding,
+    arguments,
+    causal,
+    classifier,
+    logged,
+    ours,
+    theirs,
+)
 
 LENGTHS = (4, 7, 5, 6, 9, 10, 8, LENGTH)
 BATCH = 6
@@ -58,6 +71,46 @@ def test_a_model_without_a_profile_trains_as_transformers_trains_it(tmp_path: Pa
     trainer.train()
     for key in ("loss", "grad_norm", "learning_rate"):
         assert logged(trainer, key) == pytest.approx(logged(alone, key), rel=CLOSE), key
+
+
+@dataclass
+class Sample:
+    ids: list[int]
+
+
+def ids_of(sample: Any) -> list[int]:
+    """The ids in a sample that is no mapping: a text, a pair, or an object."""
+    if isinstance(sample, str):
+        return [ord(letter) - ord("a") for letter in sample]
+    return sample.ids if isinstance(sample, Sample) else sample[0]
+
+
+def text_of(ids: list[int]) -> str:
+    return "".join(chr(ord("a") + each) for each in ids)
+
+
+def pair_of(ids: list[int]) -> tuple[list[int], str]:
+    return ids, "a name"
+
+
+def filled_up(samples: list[Any]) -> dict[str, Tensor]:
+    return Padding(causal=True)([{"input_ids": ids_of(sample)} for sample in samples])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [text_of, pair_of, Sample])
+def test_samples_that_are_no_mappings_train_as_with_transformers(tmp_path: Path, make: Any):
+    data = [make(row["input_ids"]) for row in rows()]
+    args = arguments(
+        tmp_path / "out", per_device_train_batch_size=8, max_steps=3, remove_unused_columns=False
+    )
+    given = {"train_dataset": data, "data_collator": filled_up}
+    alone = theirs(causal(), args, **given)
+    alone.train()
+    trainer = ours(tmp_path / "ours", causal(), args, ONE, **given)
+    assert trainer._data.longest()(0, 1)[1].shape == (1, LENGTH)
+    trainer.train()
+    assert logged(trainer, "loss") == pytest.approx(logged(alone, "loss"), rel=CLOSE)
 
 
 class PaddedByStep:
