@@ -18,13 +18,14 @@ class Stopping:
     """What signals have asked of this process.
 
     number: of the signal after which training ends, None while there was none. begun: whether a step is over,
-    so that there is something to keep; before, every signal ends the process at once.
+    so that there is something to keep; before, every signal ends the process at once. at_once: whether one
+    has done so.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda name: None) -> None:
         """Ask for nothing yet; say: called with the name of the signal once there was one."""
         self.number: int | None = None
-        self.begun = False
+        self.begun = self.at_once = False
         self._say = say
 
     @property
@@ -38,8 +39,9 @@ class Stopping:
         Raises: KeyboardInterrupt or SystemExit where there is nothing to wait for, at SIGHUP, whose reader is
         gone, and at Ctrl-C after another signal.
         """
-        at_once = number == signal.SIGHUP or (self.asked and number == signal.SIGINT)
-        if at_once or not self.begun:
+        hurried = number == signal.SIGHUP or (self.asked and number == signal.SIGINT)
+        if hurried or not self.begun:
+            self.at_once = True
             _leave(number)
         self.ask(number)
 

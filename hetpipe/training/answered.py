@@ -17,7 +17,9 @@ class Answered:
     """Answers the events of a run, for its caller and for signals.
 
     complete: whether the last step is over, so that no signal has cut the run short. diverged: what told of
-    it, None if the run did not diverge. joining: whether the attempt ends since a host is back.
+    it, None if the run did not diverge. failed: what the caller raised, after which training ends as if it
+    had answered True, so that a checkpoint under way is kept. joining: whether the attempt ends since a host
+    is back.
     """
 
     on_event: Emit
@@ -29,12 +31,13 @@ class Answered:
     hosts: OtherHosts | None = None
     complete: bool = False
     diverged: dict[str, Any] | None = None
+    failed: BaseException | None = None
     joining: bool = False
 
     @property
     def over(self) -> bool:
         """Whether there is nothing to go on with."""
-        return self.complete or self.diverged is not None
+        return self.complete or self.diverged is not None or self.failed is not None
 
     def __call__(self, event: dict[str, Any]) -> bool:
         """Tell the caller; return whether training is to end."""
@@ -47,7 +50,7 @@ class Answered:
         adapts = self.adaptation.saw(
             event, self.recovery.prediction.plan, self.recovery.lost, self.recovery.room_bytes
         )
-        answer = self.on_event(event) is True
+        answer = self._answer(event)
         self.joining = not answer and (self.joining or self._lets_in(event))
         if answer:
             self.adaptation.pending = None  # the caller ends the run
@@ -56,10 +59,30 @@ class Answered:
             self.complete |= event["step"] >= self.settings.steps
         return answer or adapts or self.joining or self.stopping.asked
 
+    def end(self) -> None:
+        """Raise what the caller has raised, if it has."""
+        if self.failed is not None:
+            raise self.failed
+
     def takes_joining(self) -> bool:
         """Return whether the attempt ended since a host is back; once."""
         joining, self.joining = self.joining, False
         return joining
+
+    def _answer(self, event: dict[str, Any]) -> bool:
+        """Return what the caller answers: True from when on it has raised.
+
+        Raises: what it does, where there is nothing to keep, or a signal does not wait.
+        """
+        if self.failed is not None:
+            return True
+        try:
+            return self.on_event(event) is True
+        except BaseException as error:
+            if not self.stopping.begun or self.stopping.at_once:
+                raise
+            self.failed = error
+            return True
 
     def _lets_in(self, event: Mapping[str, Any]) -> bool:
         """Return whether a host that is back joins now: at a checkpoint, any step where there are none."""

@@ -15,7 +15,8 @@ class Callback:
 
     Called in the process that called `fit`, in the order of the list; training goes on when all have
     returned. True ends training after the step at hand, with a checkpoint unless `save` is False; whatever
-    else a method gives does not. An exception ends the ranks and comes out of `fit`.
+    else a method gives does not. An exception ends training so, too, and comes out of `fit`; nobody is told
+    of anything from then on.
     """
 
     def on_begin(self, source: Path | None) -> None:

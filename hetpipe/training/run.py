@@ -224,12 +224,14 @@ def train_predicted(
                 if joins:
                     source = recovery.join(begun_from).source
             except WorkerLostError as error:
+                answered.end()
                 restart = recovery.restart(error, begun_from)
                 _wait(restart.wait_s, stopping)
                 source = restart.source
             prepared.settings = replace(settings, resume_from=None if source is None else str(source))
             prepared.fill(recovery.prediction, lambda told: None)
         recovery.finish()
+        answered.end()
         if answered.diverged is not None:
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
