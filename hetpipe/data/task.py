@@ -1,12 +1,13 @@
 """The training task of a run: a chain of layers, its data and its loss."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import cast
+from typing import SupportsFloat, cast
 
 import torch
 from pydantic import JsonValue
@@ -137,10 +138,13 @@ class TrainingTask:
         return _weight_of(self.num_loss_tokens(num_samples))
 
     def learning_rate(self, settings: Settings, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0.
+
+        Raises: InputError if the function of rates gives none.
+        """
         if self.rate_schedule is None:
             return settings.learning_rate_at(step)
-        return settings.learning_rate * self.rate_schedule(step)
+        return settings.learning_rate * _multiple(self.rate_schedule, step)
 
 
 def own_settings(
@@ -150,8 +154,19 @@ def own_settings(
     found = {**order, "own_rates": rates is not None}
     if rates is not None:
         with suppress(Exception):  # a table of rates may end with the steps
-            found["next_rate"] = float(rates(step))
+            found["next_rate"] = _multiple(rates, step)
     return found
+
+
+def _multiple(rates: Callable[[int], float], step: int) -> float:
+    given = rates(step)
+    multiple = float(given) if isinstance(given, SupportsFloat) else math.nan
+    if not 0 <= multiple < math.inf:
+        raise InputError(
+            f"rate_schedule gives {given!r} for step {step}, counted from 0; give a multiple of the learning "
+            "rate, 0 or more"
+        )
+    return multiple
 
 
 def _weight_of(terms: int) -> float:

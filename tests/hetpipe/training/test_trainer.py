@@ -1,6 +1,7 @@
 """A model, data, optimizer and loss of one's own, trained under any plan as one process would train them."""
 
 import copy
+import math
 import threading
 from dataclasses import replace
 from functools import partial
@@ -187,6 +188,16 @@ def test_states_of_another_optimizer_are_refused(tmp_path):
 def test_what_no_checkpoint_can_hold_is_refused(tmp_path):
     with pytest.raises(InputError, match="it keeps 'seen' for a whole group of parameters"):
         trainer(tmp_path, optimizer=user_tasks.group_counting, save=True).fit(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [-1.0, math.nan, None])
+def test_a_rate_that_is_none_is_refused_with_its_step(tmp_path, given):
+    with pytest.raises(
+        InputError, match=rf"rate_schedule gives {given} for step 1, counted from 0; give a mul"
+    ):
+        trainer(tmp_path, rate_schedule=lambda step: given if step else 1.0).fit(3)
+    assert len(RunFolder(tmp_path / "run").read_metrics()) == 1
 
 
 @pytest.mark.slow
