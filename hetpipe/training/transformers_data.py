@@ -22,6 +22,8 @@ from hetpipe.models.block_structure import call_options, logits_of
 Collator = Callable[[list[Any]], Mapping[str, Tensor]]
 ALIKE_AFTER = 64
 """Of so many samples of one shape it is concluded that all have it."""
+LOOKED_AT = 1024
+"""Samples among which one has to have a label that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +194,11 @@ class TokenLoss:
 
 
 def loss_of(model: nn.Module, data: CollatedData) -> TokenLoss:
-    """Return the loss that the model computes by itself, found by computing it for a sample.
+    """Return the loss that the model computes by itself, found by computing it for two samples.
 
-    Raises: InputError if it is none that ranks can add up.
+    Raises: InputError if it is none that ranks can add up, or the first samples have no label that counts.
     """
-    collated, was = data.samples(0, 2), model.training
+    collated, was = _labelled(data), model.training
     device = next(model.parameters()).device
     inputs = {name: value.to(device) for name, value in collated.items() if isinstance(value, Tensor)}
     model.eval()
@@ -221,6 +223,20 @@ def loss_of(model: nn.Module, data: CollatedData) -> TokenLoss:
     raise InputError(
         f"the loss of a {type(model).__name__} is not the cross-entropy of its logits and labels, which is "
         "what can be added up over devices; give hetpipe.Trainer a loss of your own"
+    )
+
+
+def _labelled(data: CollatedData) -> dict[str, Any]:
+    """Return the first two samples, side by side, of which a label counts."""
+    for first in range(0, min(LOOKED_AT, len(data.dataset)), 2):
+        found = data.samples(first, 2)
+        labels = found[LABELS]
+        scored = labels[:, 1:] if labels.dim() > 1 and labels.shape[1] > 1 else labels
+        if (scored != IGNORE_LABEL).any():
+            return found
+    raise InputError(
+        f"the first {min(LOOKED_AT, len(data.dataset))} samples have no label that counts, all are "
+        f"{IGNORE_LABEL}; give labels, or leave out the samples without"
     )
 
 

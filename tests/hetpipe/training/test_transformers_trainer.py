@@ -14,18 +14,20 @@ from transformers import (
     EarlyStoppingCallback,
     GPT2LMHeadModel,
     TrainerCallback,
+    default_data_collator,
     get_scheduler,
 )
 
 from cost_model.errors import InputError
 from hetpipe.training.transformers_arguments import Arguments
-from hetpipe.training.transformers_data import accepts_count, taken_columns
+from hetpipe.training.transformers_data import accepts_count, loss_of, taken_columns
 from partition.plan import Plan
 from places import ROOT
 from runs import EMULATED_CLUSTER, cluster_file
 from transformers_runs import (
     CLOSE,
     COUNT,
+    LENGTH,
     ONE,
     TWO,
     arguments,
@@ -320,6 +322,23 @@ def test_what_is_no_argument_is_refused(tmp_path: Path, others: dict[str, Any], 
         return
     with pytest.raises(InputError, match=said):
         ours(tmp_path / "ours", causal(), args, two_pipelines(8), **given)
+
+
+def without_labels(count: int) -> list[dict[str, Any]]:
+    return [{"input_ids": [1] * LENGTH, "labels": [-100] * LENGTH} for _ in range(count)]
+
+
+def with_labels(count: int) -> list[dict[str, Any]]:
+    return [{**row, "labels": row["input_ids"]} for row in without_labels(count)]
+
+
+def test_the_loss_is_found_by_samples_that_have_labels(tmp_path: Path):
+    args, given = arguments(tmp_path / "out"), {"data_collator": default_data_collator}
+    data = [*without_labels(3), *with_labels(5)]
+    trainer = ours(tmp_path / "ours", causal(), args, ONE, train_dataset=data, **given)
+    assert loss_of(trainer.model, trainer._data).shifts
+    with pytest.raises(InputError, match="the first 8 samples have no label that counts, all are -100; give"):
+        ours(tmp_path / "ours", causal(), args, ONE, train_dataset=without_labels(8), **given)
 
 
 def test_the_columns_of_a_model_in_peft_are_those_of_the_model():
