@@ -27,7 +27,18 @@ def test_the_command_line_lists_what_is_tested_here():
     assert len(ALSO_TESTED) + len(ARCHITECTURES) >= 40
 
 
-@pytest.mark.parametrize("architecture", OTHERS)
+LIKE_ANOTHER = {
+    "ArceeForCausalLM", "CamembertForMaskedLM", "CodeGenForCausalLM", "ErnieForMaskedLM", "GraniteForCausalLM",
+    "HeliumForCausalLM", "NemotronForCausalLM", "OlmoForCausalLM", "Phi3ForCausalLM", "SmolLM3ForCausalLM",
+    "StableLmForCausalLM", "Starcoder2ForCausalLM", "XLMRobertaForMaskedLM",
+}  # fmt: skip
+"""Those whose blocks are another one's but for a norm, an activation or a name."""
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(one, marks=[pytest.mark.exhaustive] * (one in LIKE_ANOTHER)) for one in OTHERS],
+)
 def test_its_split_is_exact_and_every_layer_has_the_weights_that_were_saved(tmp_path, architecture):
     model = save_other(tmp_path / "mine", architecture)
     spec = model_spec(str(tmp_path / "mine"))
