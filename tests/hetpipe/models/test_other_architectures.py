@@ -28,9 +28,9 @@ def test_the_command_line_lists_what_is_tested_here():
 
 
 LIKE_ANOTHER = {
-    "ArceeForCausalLM", "CamembertForMaskedLM", "CodeGenForCausalLM", "ErnieForMaskedLM", "GraniteForCausalLM",
-    "HeliumForCausalLM", "NemotronForCausalLM", "OlmoForCausalLM", "Phi3ForCausalLM", "SmolLM3ForCausalLM",
-    "StableLmForCausalLM", "Starcoder2ForCausalLM", "XLMRobertaForMaskedLM",
+    "ArceeForCausalLM", "CamembertForMaskedLM", "CodeGenForCausalLM", "ErnieForMaskedLM",
+    "GraniteForCausalLM", "HeliumForCausalLM", "NemotronForCausalLM", "OlmoForCausalLM", "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "XLMRobertaForMaskedLM",
 }  # fmt: skip
 """Those whose blocks are another one's but for a norm, an activation or a name."""
 
