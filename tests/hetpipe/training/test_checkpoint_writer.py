@@ -47,7 +47,7 @@ def writer(tmp_path) -> Iterator[CheckpointWriter]:
     model = chain.materialise(range(chain.num_layers), seed=0)
     optimizer = Optimizer(model.owned_parameters(), (), 0.0)
     facts = {"vocabulary_sha256": "0" * 64, "data_sha256": "", "make_optimizer": None}
-    task = cast(Any, SimpleNamespace(chain=chain, **facts))
+    task = cast(Any, SimpleNamespace(chain=chain, own_settings=lambda step: {}, **facts))
     run, copies = RunFolder(tmp_path / "run"), Copies(Hosts((0,), 0), 0)
     made = CheckpointWriter(run, settings, task, program, 0, model, optimizer, copies)
     yield made
