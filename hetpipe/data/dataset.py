@@ -16,14 +16,15 @@ from tokenizers import Tokenizer
 from cost_model.errors import InputError
 from hetpipe.data.keyed_order import MASK_STREAM, draws, permuted
 from hetpipe.data.kind import IntArray, StepData
-from hetpipe.data.long_texts import Document
+from hetpipe.data.long_texts import LONGEST_PIECE, Document
 from hetpipe.data.special_tokens import SpecialTokens
-from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, vocabulary_sha256
+from hetpipe.data.vocabulary import TRAINED_TOKENS, continuing, pieces_of, vocabulary_sha256
 from hetpipe.models.tasks import Task
 
 IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
 MASKED_SHARE = 0.15
-LINES_PER_WRITE, CHARACTERS_PER_WRITE = 10_000, 1 << 18
+TEXTS_PER_WRITE, CHARACTERS_PER_WRITE = 10_000, 1 << 18
+PIECES_AT_ONCE = 4  # long ones, which are split side by side
 TOKENS_FILE, TOKENS_HEADER, ENDS_FILE = "tokens.bin", "tokens.json", "ends.bin"
 TOKENS_PER_COUNT = 1 << 20
 Item = TypeVar("Item")
@@ -35,25 +36,54 @@ def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokeni
 
     Also `ends.bin`: of each document in the tokens, its separator in it.
     """
-    separator = SpecialTokens.of(vocabulary).separator
+    separator, end = SpecialTokens.of(vocabulary).separator, 0
     with (
         replacing(folder / ENDS_FILE) as ends,
         write_token_ids(folder, vocabulary) as write,
     ):
-        end = 0
-        for document in documents:
-            for batch in batches(lines_of([document]), len):
-                encodings = vocabulary.encode_batch_fast(batch, add_special_tokens=False)
-                ids = [token for encoding in encodings for token in encoding.ids]
-                write(ids)
-                end += len(ids)
+
+        def end_document() -> None:
+            nonlocal end
             write([separator])
             end += 1
             ends.write(end.to_bytes(8, "little"))
 
+        begun = False
+        for ids, begins in _split(documents, vocabulary):
+            if begins and begun:
+                end_document()
+            begun = True
+            write(ids)
+            end += len(ids)
+        if begun:
+            end_document()
+
+
+def _split(documents: Iterable[Document], vocabulary: Tokenizer) -> Iterator[tuple[Sequence[int], bool]]:
+    """Yield the tokens of the pieces of documents, and whether a document begins with each.
+
+    They are those of the whole document, if a token begins where a piece does.
+    """
+    later = None
+    pieces = pieces_of(documents)
+    for batch in batches(
+        pieces, lambda piece: len(piece[0]), characters_at_once=PIECES_AT_ONCE * LONGEST_PIECE
+    ):
+        if later is None and not all(begins for _, begins in batch):
+            later = continuing(vocabulary)
+        encoded = {}
+        for begins, splitting in ((True, vocabulary), (False, later or vocabulary)):
+            texts = [text for text, is_first in batch if is_first == begins]
+            encoded[begins] = iter(splitting.encode_batch_fast(texts, add_special_tokens=False))
+        for _, begins in batch:
+            yield next(encoded[begins]).ids, begins
+
 
 def batches(
-    items: Iterable[Item], num_characters: Callable[[Item], int], most: int = LINES_PER_WRITE
+    items: Iterable[Item],
+    num_characters: Callable[[Item], int],
+    most: int = TEXTS_PER_WRITE,
+    characters_at_once: int = CHARACTERS_PER_WRITE,
 ) -> Iterator[list[Item]]:
     """Yield items, as many together as are split into tokens at once; num_characters: of one."""
     batch: list[Item] = []
@@ -61,7 +91,7 @@ def batches(
     for item in items:
         batch.append(item)
         characters += num_characters(item)
-        if len(batch) == most or characters >= CHARACTERS_PER_WRITE:
+        if len(batch) == most or characters >= characters_at_once:
             yield batch
             batch, characters = [], 0
     if batch:

@@ -21,7 +21,7 @@ from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.runs.cache import texts_folder
 from hetpipe.runs.kept_texts import KEPT_FILE, KNOWN_SUFFIX, UNFINISHED
 
-FORM = 1
+FORM = 2
 """Of what is kept: another way to cut texts has another number."""
 
 SETTLED_S = 2.0

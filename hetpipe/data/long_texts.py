@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,12 @@ from hetpipe.data.listened import was_read
 
 BLOCK_BYTES = 1 << 18
 LONGEST_LINE = 1 << 18
-"""Characters of a line that are split into tokens at once; a longer one is cut, at spaces."""
+"""Characters of a line that a vocabulary is trained on at once; a longer one is cut, at spaces."""
+
+LONGEST_PIECE = 1 << 17
+"""Characters of a text that are split into tokens at once; a longer one is cut, where tokens begin anyway."""
+
+_LINE, _WORD = re.compile(r"(?<=\S\n)(?=\w)"), re.compile(r"(?<=\w)(?=\s)|(?<=\S)(?= \w)")
 
 _MARK = "\ufeff"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz")
@@ -102,6 +108,35 @@ def lines_in(blocks: Iterable[str]) -> Iterator[str]:
         yield from pieces
     if rest:
         yield rest
+
+
+def pieces_in(blocks: Iterable[str]) -> Iterator[str]:
+    r"""Yield a text in pieces of at most `LONGEST_PIECE` characters, wherever its blocks begin.
+
+    A piece ends where a line begins right behind another one, else where a word ends: there tokenizers
+    begin a token, too. Both are looked for in the second half of what is cut off.
+
+    >>> list(pieces_in(["The shi", "p sails.\n\nFar"]))
+    ['The ship sails.\n\nFar']
+    """
+    rest = ""
+    for block in blocks:
+        rest, begin = rest + block, 0
+        while len(rest) - begin > LONGEST_PIECE:
+            end = _end_of_piece(rest, begin)
+            yield rest[begin:end]
+            begin = end
+        rest = rest[begin:]
+    yield rest
+
+
+def _end_of_piece(text: str, begin: int) -> int:
+    stop = begin + LONGEST_PIECE
+    for pattern in (_LINE, _WORD):
+        places = [found.start() for found in pattern.finditer(text, begin + LONGEST_PIECE // 2, stop)]
+        if places:
+            return places[-1]
+    return stop
 
 
 def _cut(line: str) -> list[str]:

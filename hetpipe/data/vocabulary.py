@@ -4,12 +4,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cost_model.errors import InputError
 from cost_model.strict_files import write_atomically
-from hetpipe.data.long_texts import Document, LongText, lines_in
+from hetpipe.data.long_texts import Document, LongText, lines_in, pieces_in
 from hetpipe.data.special_tokens import SpecialTokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -77,9 +78,46 @@ def vocabulary_sha256(vocabulary: Tokenizer) -> str:
 
 
 def lines_of(documents: Iterable[Document]) -> Iterator[str]:
-    """Return the lines with their ends, so that vocabulary and tokens see the same pieces of any document."""
+    """Return the lines with their ends, on which a vocabulary is trained."""
     for document in documents:
         yield from lines_in(_blocks(document))
+
+
+def pieces_of(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces in which documents are split into tokens, and whether a document begins with each."""
+    for document in documents:
+        for index, piece in enumerate(pieces_in(_blocks(document))):
+            yield piece, index == 0
+
+
+def continuing(vocabulary: Tokenizer) -> Tokenizer:
+    """Return the vocabulary as it splits what is not the beginning of a text: it puts nothing before it.
+
+    Some put a space before a text, of which they would make a token of each piece.
+    """
+    said = json.loads(vocabulary.to_str())
+    before = json.dumps(said)
+    normalizers = _parts(said["normalizer"], "normalizers")
+    kept = [part for part in normalizers if part["type"] != "Prepend"]
+    if len(kept) < len(normalizers):
+        said["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    for index, part in enumerate(_parts(said["pre_tokenizer"], "pretokenizers")):
+        if part["type"] == "Metaspace" and part["prepend_scheme"] == "first":
+            part["prepend_scheme"] = "never"
+        if part["type"] == "ByteLevel" and index == 0:  # a later one does so to each part of a text
+            part["add_prefix_space"] = False
+    if json.dumps(said) == before:
+        return vocabulary
+    found = Tokenizer.from_str(json.dumps(said))
+    found.encode_special_tokens = vocabulary.encode_special_tokens
+    return found
+
+
+def _parts(said: dict[str, Any] | None, several: str) -> list[dict[str, Any]]:
+    """Return the parts of a normalizer or pre-tokenizer, which may be a sequence of several."""
+    if said is None:
+        return []
+    return [each for part in said[several] for each in _parts(part, several)] if several in said else [said]
 
 
 def texts_sha256(documents: Iterable[Document]) -> str:

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from hetpipe.data.dataset import ENDS_FILE, TOKENS_FILE, TOKENS_HEADER, replacing
 from hetpipe.data.long_texts import Document
-from hetpipe.data.vocabulary import texts_sha256, vocabulary_sha256
+from hetpipe.data.vocabulary import texts_sha256
 
 Train = Callable[[Iterable[Document], int], Tokenizer]
 Write = Callable[[Path, Iterable[Document], Tokenizer], None]
@@ -38,7 +38,7 @@ def split_once(write: Write) -> Write:
         if not isinstance(documents, list):
             write(folder, documents, vocabulary)
             return
-        key = texts_sha256(documents), vocabulary_sha256(vocabulary)
+        key = texts_sha256(documents), vocabulary.to_str()
         if key not in written:
             write(folder, documents, vocabulary)
             names = ENDS_FILE, TOKENS_FILE, TOKENS_HEADER
