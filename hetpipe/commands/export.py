@@ -101,8 +101,8 @@ def _write_tokenizer_config(source: Path, manifest: "Manifest", output: Path) ->
     That of an encoder-decoder says how texts end and are filled up.
     """
     from hetpipe.data.pairs import ends_of_pairs
-    from hetpipe.data.special_tokens import roles_of, tokenizer_config_text
-    from hetpipe.data.vocabulary import load_vocabulary
+    from hetpipe.data.special_tokens import own_end, roles_of, tokenizer_config_text
+    from hetpipe.data.vocabulary import is_trained_here, load_vocabulary
     from hetpipe.models.task_inputs import MASK, TOKENS, TYPES
 
     if not (output / TOKENIZER_FILE).exists():
@@ -114,7 +114,10 @@ def _write_tokenizer_config(source: Path, manifest: "Manifest", output: Path) ->
         write_atomically(target, tokenizer_config_text(ends_of_pairs(vocabulary, spec.inputs)))
     elif not target.exists():
         inputs = [TOKENS, *([TYPES] if spec.inputs.token_types else []), MASK]
-        said = {"model_input_names": inputs, **roles_of(vocabulary)}
+        end = None
+        if spec.folder is not None and not is_trained_here(vocabulary):
+            end = own_end(vocabulary, spec.folder, target)
+        said = {"model_input_names": inputs, **roles_of(vocabulary, end)}
         write_atomically(target, tokenizer_config_text(said))
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
 from hetpipe.data.chat_lines import ANSWERS, Chat
-from hetpipe.data.special_tokens import SpecialTokens, tokenizer_config_text
+from hetpipe.data.special_tokens import tokenizer_config_text
 from hetpipe.models.huggingface_folder import TOKENIZER_CONFIG_FILE
 
 PLAIN = (
@@ -32,8 +32,10 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
 
     @classmethod
-    def of(cls, folder: Path | None, vocabulary: Tokenizer) -> "ChatTemplate":
+    def of(cls, folder: Path | None, end: str) -> "ChatTemplate":
         """Return the template of the tokenizer in a model's folder, or `PLAIN` where it brings none.
+
+        end: the token that ends a text.
 
         Raises: InputError if the tokenizer in the folder cannot be read.
         """
@@ -52,8 +54,7 @@ class ChatTemplate:
                 if not isinstance(token, list)
             }
             return cls(template, special)
-        end = vocabulary.id_to_token(SpecialTokens.of(vocabulary).separator)
-        return cls(PLAIN, {"eos_token": str(end)})
+        return cls(PLAIN, {"eos_token": end})
 
     @property
     def is_plain(self) -> bool:

@@ -29,7 +29,6 @@ from hetpipe.data.json_lines import first_line
 from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import CountedTerms, IntArray, Learner, Reading, Samples, StepData
 from hetpipe.data.packed_samples import PackedSamples
-from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
 from hetpipe.models.tasks import Task
 
@@ -115,7 +114,9 @@ class ChatDataset(CountedTerms):
         object.__setattr__(self, "num_learned", counts[kept])
 
     @classmethod
-    def load(cls, folder: Path, vocabulary: Tokenizer, sequence_length: int, seed: int) -> "ChatDataset":
+    def load(
+        cls, folder: Path, vocabulary: Tokenizer, sequence_length: int, seed: int, filler: int
+    ) -> "ChatDataset":
         """Return the chats that `write_chats` wrote, memory-mapped.
 
         Raises: InputError if they are missing, torn, or written with another vocabulary.
@@ -128,7 +129,6 @@ class ChatDataset(CountedTerms):
             raise InputError(f"chats in {folder} cannot be read ({error}); train into a new folder") from None
         if not len(tokens) == len(learned) == ends[-1]:
             raise InputError(f"chats in {folder} are torn; train into a new folder")
-        filler = SpecialTokens.of(vocabulary).separator
         return cls(tokens, learned, ends.astype(np.int64), sequence_length, seed, filler)
 
     @property
@@ -225,7 +225,8 @@ class Chats:
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write tokens, and how chats are written as text; say where the model brings no template."""
         folder = reading.model.folder
-        template = ChatTemplate.of(None if folder is None else folder.path, reading.vocabulary)
+        end = str(reading.vocabulary.id_to_token(reading.special.separator))
+        template = ChatTemplate.of(None if folder is None else folder.path, end)
         write_atomically(reading.template, template.json_text())
         with self.rows.read_once("splitting the chats into tokens"):
             write_chats(place, self.rows, reading.vocabulary, template)
@@ -259,7 +260,9 @@ class ChatKind:
 
     def load(self, place: Path, reading: Reading) -> Samples:
         """Return the chats' tokens as samples."""
-        chats = ChatDataset.load(place, reading.vocabulary, reading.sequence_length, reading.seed)
+        chats = ChatDataset.load(
+            place, reading.vocabulary, reading.sequence_length, reading.seed, reading.special.separator
+        )
         return chats.packed() if reading.inputs.packed else chats
 
 

@@ -31,12 +31,12 @@ Item = TypeVar("Item")
 LAST = np.iinfo(np.uint64).max
 
 
-def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokenizer) -> None:
+def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokenizer, separator: int) -> None:
     """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`.
 
     Also `ends.bin`: of each document in the tokens, its separator in it.
     """
-    separator, end = SpecialTokens.of(vocabulary).separator, 0
+    end = 0
     with (
         replacing(folder / ENDS_FILE) as ends,
         write_token_ids(folder, vocabulary) as write,

@@ -17,7 +17,6 @@ from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.data.dataset import ENDS_FILE, TOKENS_FILE, TOKENS_HEADER, replacing
 from hetpipe.data.file_states import FileStates
-from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.runs.cache import texts_folder
 from hetpipe.runs.kept_texts import KEPT_FILE, KNOWN_SUFFIX, UNFINISHED
 
@@ -51,17 +50,17 @@ def _known(files: FileStates) -> Path:
 
 
 def kept_tokens(
-    sha256: str, files: Sequence[Path], vocabulary: Tokenizer, write: Callable[[Path], None]
+    sha256: str, files: Sequence[Path], vocabulary: Tokenizer, separator: int, write: Callable[[Path], None]
 ) -> tuple[Path, bool]:
     """Return the folder of the tokens of texts, and whether it was there; `write` fills it where it was not.
 
-    sha256: of the texts, in files.
+    sha256: of the texts, in files. separator: the token that ends a text.
 
     Raises: OSError if the cache cannot be written.
     """
     decided = [
         FORM, sha256, hashlib.sha256(vocabulary.to_str().encode()).hexdigest(),
-        SpecialTokens.of(vocabulary).separator, version("tokenizers"),
+        separator, version("tokenizers"),
     ]  # fmt: skip
     folder = texts_folder() / canonical_sha256(decided)[:24]
     if all((folder / name).is_file() for name in (KEPT_FILE, TOKENS_FILE, ENDS_FILE, TOKENS_HEADER)):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.models.huggingface_folder import ModelFolder
 from hetpipe.models.tasks import Task
 
@@ -37,7 +38,8 @@ class Reading:
 
     inputs: what the model takes. vocabulary: of the run, where it reads text. template, processor: the files
     that say how chats are written, and how images are normalised. seed: of the order of samples. overlap: the
-    tokens that windows of a context have in common, None where it is cut.
+    tokens that windows of a context have in common, None where it is cut. end: the token that ends a text,
+    where the model's folder says so.
     """
 
     model: Learner
@@ -48,6 +50,12 @@ class Reading:
     sequence_length: int
     seed: int
     overlap: int | None = None
+    end: str | None = None
+
+    @property
+    def special(self) -> SpecialTokens:
+        """Return the special tokens of the vocabulary."""
+        return SpecialTokens.of(self.vocabulary, self.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
+from cost_model.strict_files import read_json
+from hetpipe.models.huggingface_folder import TOKENIZER_CONFIG_FILE, ModelFolder
 from hetpipe.models.tasks import Task
 
 SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
+"""Where a model's folder does not say which token ends a text."""
 BEGINNINGS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
 PADDINGS, UNKNOWNS = ("[PAD]", "<pad>"), ("[UNK]", "<unk>")
 
@@ -29,12 +32,12 @@ class SpecialTokens:
     all: tuple[int, ...]
 
     @classmethod
-    def of(cls, vocabulary: Tokenizer) -> "SpecialTokens":
-        """Find the special tokens of a vocabulary by their usual names.
+    def of(cls, vocabulary: Tokenizer, end: str | None = None) -> "SpecialTokens":
+        """Find the special tokens of a vocabulary by their usual names; end: as `own_end` has found it.
 
         Raises: InputError if the vocabulary has no token that ends a text.
         """
-        separator = _first(vocabulary, SEPARATORS)
+        separator = _first(vocabulary, SEPARATORS if end is None else (end, *SEPARATORS))
         if separator is None:
             names = ", ".join(SEPARATORS)
             raise InputError(f"the tokenizer has no token that ends a text; add one of {names}")
@@ -43,6 +46,33 @@ class SpecialTokens:
         found = cls(separator, _first(vocabulary, BEGINNINGS), _first(vocabulary, MASKS), ())
         every |= {index for index in (separator, found.cls, found.mask) if index is not None}
         return replace(found, all=tuple(sorted(every)))
+
+
+def own_end(vocabulary: Tokenizer, folder: ModelFolder, tokenizer_config: Path) -> str | None:
+    """Return the token that ends a text as a model's folder says: by its tokenizer, else by its model.
+
+    tokenizer_config: the file, of the folder or copied from it. None where no token of the vocabulary is
+    named. The end of a masked sequence is asked for first where masked words are learned.
+    """
+    said = _object_in(tokenizer_config)
+    for role in ("sep_token", "eos_token") if folder.task == Task.MASKED_LM else ("eos_token",):
+        token = said.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and vocabulary.token_to_id(token) is not None:
+            return token
+    # NOTE: configurations have ids by default, which mean anything in a vocabulary of another's making
+    special = {at: token for at, token in vocabulary.get_added_tokens_decoder().items() if token.special}
+    for config in (_object_in(folder.path / "generation_config.json"), folder.config):
+        index = config.get("eos_token_id")
+        index = index[0] if isinstance(index, list) and index else index
+        if isinstance(index, int) and index in special:
+            return str(special[index].content)
+    return None
+
+
+def _object_in(path: Path) -> Mapping[str, Any]:
+    content = read_json(path) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
 
 
 def tokenizer_config_text(said: Mapping[str, Any]) -> str:
@@ -54,9 +84,9 @@ def tokenizer_config_text(said: Mapping[str, Any]) -> str:
     return json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **said}, indent=1) + "\n"
 
 
-def roles_of(vocabulary: Tokenizer) -> dict[str, str | None]:
-    """Return the special tokens of a vocabulary by their names in transformers."""
-    special = SpecialTokens.of(vocabulary)
+def roles_of(vocabulary: Tokenizer, end: str | None) -> dict[str, str | None]:
+    """Return the special tokens of a vocabulary by their names in transformers; end: as `own_end` says."""
+    special = SpecialTokens.of(vocabulary, end)
     ids = {
         "pad_token": _first(vocabulary, PADDINGS),
         "unk_token": _first(vocabulary, UNKNOWNS),
@@ -73,10 +103,10 @@ def _first(vocabulary: Tokenizer, names: Iterable[str]) -> int | None:
     return next((found for name in names if (found := vocabulary.token_to_id(name)) is not None), None)
 
 
-def adopt_vocabulary(path: Path, task: Task, size: int) -> Tokenizer:
+def adopt_vocabulary(path: Path, task: Task, size: int, folder: ModelFolder | None = None) -> Tokenizer:
     """Return the tokenizer that a model was trained with, from its tokenizer.json.
 
-    size: of the model's vocabulary.
+    size: of the model's vocabulary. folder: of the model, where the file is of it.
 
     Raises: InputError if it is missing, unreadable, without the special tokens of the task, or has larger
     ids.
@@ -87,7 +117,8 @@ def adopt_vocabulary(path: Path, task: Task, size: int) -> Tokenizer:
         raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
     vocabulary.no_truncation()
     vocabulary.no_padding()
-    special = SpecialTokens.of(vocabulary)
+    end = None if folder is None else own_end(vocabulary, folder, folder.path / TOKENIZER_CONFIG_FILE)
+    special = SpecialTokens.of(vocabulary, end)
     remedy = "give the model's own tokenizer"
     if task == Task.MASKED_LM and None in (special.cls, special.mask):
         raise InputError(f"{path}: has no [CLS] or no [MASK], which {task} needs; {remedy}")

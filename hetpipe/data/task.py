@@ -36,7 +36,7 @@ from hetpipe.data.length_groups import FilledSamples, LengthGroups
 from hetpipe.data.padded_texts import mark_ends
 from hetpipe.data.pairs import PAIRS, PairDataset, Pairs, mark_ends_of_pairs
 from hetpipe.data.questions import check_windows
-from hetpipe.data.special_tokens import adopt_vocabulary
+from hetpipe.data.special_tokens import adopt_vocabulary, own_end
 from hetpipe.data.token_files import TokenFiles
 from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary, vocabulary_sha256
 from hetpipe.models.adapter_folder import AdapterFolder
@@ -255,7 +255,7 @@ def _vocabulary(spec: ModelSpec, content: Content, vocabulary_from: Path | None)
     if vocabulary_from is not None:
         return load_vocabulary(vocabulary_from)
     if spec.folder is not None and spec.folder.tokenizer is not None:
-        return adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
+        return adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size, spec.folder)
     if isinstance(content, TokenFiles) and content.tokenizer is not None:
         return adopt_vocabulary(content.tokenizer, spec.task, spec.vocabulary_size)
     vocabulary = train_vocabulary(content.words, spec.vocabulary_size)
@@ -334,15 +334,20 @@ def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None
 
 def _reading(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: int | None = None) -> Reading:
     """Return what the data of a run are read with; seed: None for that of the run."""
+    vocabulary = load_vocabulary(folder.vocabulary) if spec.task.reads_text else Tokenizer(BPE())
+    end = None
+    if spec.task.reads_text and spec.folder is not None and spec.folder.tokenizer is not None:
+        end = own_end(vocabulary, spec.folder, folder.tokenizer_config)
     return Reading(
         model=spec,
         inputs=spec.inputs,
-        vocabulary=load_vocabulary(folder.vocabulary) if spec.task.reads_text else Tokenizer(BPE()),
+        vocabulary=vocabulary,
         template=folder.chat_template,
         processor=folder.image_processor,
         sequence_length=settings.sequence_length,
         seed=settings.seed if seed is None else seed,
         overlap=settings.run.doc_stride,
+        end=end,
     )
 
 

@@ -20,7 +20,6 @@ from hetpipe.data.kind import Learner, Reading, Samples
 from hetpipe.data.listened import work
 from hetpipe.data.long_texts import Document, LongText
 from hetpipe.data.packed_samples import PackedSamples
-from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
 from hetpipe.models.tasks import Task
 from hetpipe.runs.cache import texts_folder
@@ -71,7 +70,7 @@ class Texts:
 
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write their tokens."""
-        write_tokens(place, self.documents, reading.vocabulary)
+        write_tokens(place, self.documents, reading.vocabulary, reading.special.separator)
         return []
 
 
@@ -109,7 +108,7 @@ class LongTexts:
 
         def split(folder: Path) -> None:
             with work("splitting the text into tokens", self.files.num_bytes):
-                write_tokens(folder, _documents(self.paths), reading.vocabulary)
+                write_tokens(folder, _documents(self.paths), reading.vocabulary, reading.special.separator)
             self.files.check_unchanged()
 
         if not _is_writable(texts_folder()):
@@ -117,7 +116,9 @@ class LongTexts:
                 split(place)
             return []
         with refused_without_room(texts_folder()):
-            kept, was_there = kept_tokens(self.sha256, self.paths, reading.vocabulary, split)
+            kept, was_there = kept_tokens(
+                self.sha256, self.paths, reading.vocabulary, reading.special.separator, split
+            )
         with refused_without_room(place):
             take(kept, place, TextKind.files)
         count = len(load_tokens(place, reading.vocabulary))
@@ -173,7 +174,7 @@ class TextKind:
             sequence_length=reading.sequence_length,
             vocabulary_size=reading.vocabulary.get_vocab_size(),
             seed=reading.seed,
-            special=SpecialTokens.of(reading.vocabulary),
+            special=reading.special,
         )
 
 
@@ -193,7 +194,7 @@ def _packed_documents(place: Path, reading: Reading) -> PackedSamples:
     said = f"{cut:,} of {len(ends):,} texts are longer than {length} tokens and in pieces" if cut else ""
     return PackedSamples(
         tokens, starts[learns], lengths[learns], None, lengths[learns] - 1,
-        length, reading.seed, SpecialTokens.of(reading.vocabulary).separator,
+        length, reading.seed, reading.special.separator,
         "texts and pieces of them" if cut else "texts", (said,) if cut else (),
     )  # fmt: skip
 

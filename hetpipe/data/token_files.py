@@ -15,7 +15,6 @@ from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
 from hetpipe.data.dataset import Dataset
 from hetpipe.data.kind import IntArray, Learner, Reading, Samples
-from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE
 from hetpipe.models.tasks import Task
 
@@ -197,7 +196,7 @@ class TokenKind:
             sequence_length=reading.sequence_length,
             vocabulary_size=vocabulary.get_vocab_size(),
             seed=reading.seed,
-            special=SpecialTokens.of(vocabulary),
+            special=reading.special,
         )
 
 

@@ -55,16 +55,20 @@ def save_vocabulary(vocabulary: Tokenizer, path: Path) -> None:
 def load_vocabulary(path: Path) -> Tokenizer:
     """Return the vocabulary that `save_vocabulary` wrote.
 
-    Raises: InputError if it is missing, unreadable, or without a token that ends a text.
+    Raises: InputError if it is missing or unreadable.
     """
     remedy = "delete it to train a new one"
     try:
         vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # NOTE: tokenizers raises bare Exception on a malformed file
         raise InputError(f"vocabulary {path} cannot be read ({error}); {remedy}") from error
-    SpecialTokens.of(vocabulary)
     vocabulary.encode_special_tokens = True
     return vocabulary
+
+
+def is_trained_here(vocabulary: Tokenizer) -> bool:
+    """Return whether a vocabulary begins as those do that `train_vocabulary` makes."""
+    return all(vocabulary.id_to_token(at) == token for at, token in enumerate(SPECIAL_TOKENS))
 
 
 def vocabulary_sha256(vocabulary: Tokenizer) -> str:

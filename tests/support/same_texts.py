@@ -10,7 +10,7 @@ from hetpipe.data.long_texts import Document
 from hetpipe.data.vocabulary import texts_sha256
 
 Train = Callable[[Iterable[Document], int], Tokenizer]
-Write = Callable[[Path, Iterable[Document], Tokenizer], None]
+Write = Callable[[Path, Iterable[Document], Tokenizer, int], None]
 
 
 def trained_once(train: Train) -> Train:
@@ -32,15 +32,17 @@ def trained_once(train: Train) -> Train:
 
 def split_once(write: Write) -> Write:
     """Return what writes tokens as it does, and those of texts that are held and were split before again."""
-    written: dict[tuple[str, str], dict[str, bytes]] = {}
+    written: dict[tuple[str, str, int], dict[str, bytes]] = {}
 
-    def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokenizer) -> None:
+    def write_tokens(
+        folder: Path, documents: Iterable[Document], vocabulary: Tokenizer, separator: int
+    ) -> None:
         if not isinstance(documents, list):
-            write(folder, documents, vocabulary)
+            write(folder, documents, vocabulary, separator)
             return
-        key = texts_sha256(documents), vocabulary.to_str()
+        key = texts_sha256(documents), vocabulary.to_str(), separator
         if key not in written:
-            write(folder, documents, vocabulary)
+            write(folder, documents, vocabulary, separator)
             names = ENDS_FILE, TOKENS_FILE, TOKENS_HEADER
             written[key] = {name: (folder / name).read_bytes() for name in names}
             return

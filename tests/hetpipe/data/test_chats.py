@@ -21,7 +21,7 @@ from hetpipe.data.chats import ChatDataset, vocabulary_texts, write_chats
 from hetpipe.data.dataset import IGNORE_LABEL
 from hetpipe.data.kinds import kind_of, read_data
 from hetpipe.data.task import prepare_data, registered_task
-from hetpipe.data.vocabulary import MIN_VOCABULARY, train_vocabulary
+from hetpipe.data.vocabulary import MIN_VOCABULARY, SEP_ID, train_vocabulary
 from hetpipe.models.names import model_entry
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
@@ -59,7 +59,7 @@ def vocabulary_of(chats=CHATS) -> Tokenizer:
 def dataset_of(folder, chats, template, vocabulary, *, length=64, seed=3) -> ChatDataset:
     folder.mkdir(exist_ok=True)
     write_chats(folder, chats, vocabulary, template)
-    return ChatDataset.load(folder, vocabulary, length, seed)
+    return ChatDataset.load(folder, vocabulary, length, seed, SEP_ID)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_unreadable_vocabulary_is_refused(tmp_path, content):
 
 def test_tokens_decode_to_the_texts_and_special_words_in_a_text_stay_text(tmp_path):
     vocabulary = train_vocabulary(TEXTS, 300)
-    write_tokens(tmp_path, TEXTS, vocabulary)
+    write_tokens(tmp_path, TEXTS, vocabulary, SEP_ID)
     tokens = load_tokens(tmp_path, vocabulary)
     assert tokens.dtype == np.uint16 and isinstance(tokens, np.memmap) and not tokens.flags.writeable
     ends = np.flatnonzero(tokens < len(SPECIAL_TOKENS))
@@ -128,7 +128,7 @@ def test_tokens_of_another_vocabulary_or_torn_are_refused(tmp_path):
     vocabulary = train_vocabulary(TEXTS, 300)
     with pytest.raises(InputError, match="cannot be read"):
         load_tokens(tmp_path, vocabulary)
-    write_tokens(tmp_path, TEXTS, vocabulary)
+    write_tokens(tmp_path, TEXTS, vocabulary, SEP_ID)
     with pytest.raises(InputError, match="were written with vocabulary"):
         load_tokens(tmp_path, train_vocabulary(TEXTS, 299))
     (tmp_path / "tokens.bin").write_bytes(b"1234")

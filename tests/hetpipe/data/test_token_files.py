@@ -12,7 +12,7 @@ from hetpipe.data.dataset import load_tokens, write_tokens
 from hetpipe.data.kinds import read_data
 from hetpipe.data.texts import read_corpus
 from hetpipe.data.token_files import JoinedTokens, open_tokens, partial_sha256
-from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary
+from hetpipe.data.vocabulary import SEP_ID, load_vocabulary, save_vocabulary, train_vocabulary
 from hetpipe.models.names import model_entry
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
@@ -29,7 +29,7 @@ def corpus(tmp_path_factory) -> Path:
     documents = read_corpus()[:40]
     vocabulary = train_vocabulary(documents, 1024)
     save_vocabulary(vocabulary, folder / "tokenizer.json")
-    write_tokens(folder, documents, load_vocabulary(folder / "tokenizer.json"))
+    write_tokens(folder, documents, load_vocabulary(folder / "tokenizer.json"), SEP_ID)
     return folder
 
 

@@ -18,7 +18,7 @@ from hetpipe.data.special_tokens import tokenizer_config_text
 
 CODE = Path(textwrap.__file__).read_text(encoding="utf-8")[6000:13000]
 TEXT = CODE + "\n\n\n" + "  Grüße,\r\n\tsaid she.  \r\n\r\n\r\nAnd\n\n  left \n\n\n \n" * 9
-SPECIAL = ["<unk>", "</s>", "[SEP]"]
+SPECIAL = ["<unk>", "</s>"]
 LLAMA_3 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -89,13 +89,14 @@ def test_tokens_of_a_text_are_those_of_transformers(tmp_path, monkeypatch, name,
     monkeypatch.setattr(long_texts, "LONGEST_PIECE", longest)
     (tmp_path / "a.txt").write_text(TEXT, newline="")
     texts = ["One.\n", LongText(tmp_path / "a.txt"), "  last\n\nx"]
-    write_tokens(tmp_path, texts, vocabulary)
+    end = vocabulary.token_to_id("</s>")
+    write_tokens(tmp_path, texts, vocabulary, end)
     tokens = load_tokens(tmp_path, vocabulary)
     ends = load_ends(tmp_path, len(tokens)).tolist()
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    for text, begin, end in zip(("One.\n", TEXT, "  last\n\nx"), [0, *ends], ends, strict=False):
+    for text, begin, stop in zip(("One.\n", TEXT, "  last\n\nx"), [0, *ends], ends, strict=False):
         expected = theirs(text, add_special_tokens=False)["input_ids"]
-        assert tokens[begin:end].tolist() == [*expected, vocabulary.token_to_id("[SEP]")]
+        assert tokens[begin:stop].tolist() == [*expected, end]
     lines = [vocabulary.encode(line, add_special_tokens=False).ids for line in TEXT.splitlines(True)]
     by_lines = list(chain.from_iterable(lines))
     assert (by_lines == tokens[ends[0] : ends[1] - 1].tolist()) == (name == "word-pieces")
