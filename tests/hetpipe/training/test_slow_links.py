@@ -61,7 +61,8 @@ def test_a_slow_link_is_named_soon_and_so_is_its_end(seed: int, since: int, time
     before, after = noisy(seed, since - 1, 1.0, 0.05), noisy(seed + 1, 60, times, 0.05)
     found = spells([*before, *after, *noisy(seed + 2, 60, 1.0, 0.05)])
     assert [spell.ended for spell in found] == [False, True]
-    assert abs(found[0].since - since) <= 6
+    # never late; single late messages right before it are taken for its begin, up to 8 in 1,500 such links
+    assert 0 <= since - found[0].since <= 12
     assert found[0].num_steps <= 25
     assert found[0].taken_s == pytest.approx(times * PLANNED_S, rel=0.25)
     assert found[1].since == found[0].since
