@@ -1,12 +1,16 @@
 """Labels of a line as the numbers that a classifier knows them by."""
 
+import re
 from collections.abc import Mapping
 
 from cost_model.errors import InputError
 from hetpipe.data.json_lines import shown
 from hetpipe.data.kind import Learner
+from hetpipe.data.table_files import FileLabel
 from hetpipe.models.huggingface_folder import CONFIG_FILE
 from hetpipe.models.labels import labels_of
+
+_NO_NAME = re.compile(r"LABEL_\d+")
 
 
 def model_labels(model: Learner) -> tuple[str, ...]:
@@ -26,10 +30,15 @@ def label_numbers(names: tuple[str, ...]) -> Mapping[str, int]:
 def number_of(label: object, numbers: Mapping[str, int], place: str) -> int:
     """Return the number of a label, which is one, or a name of the configuration.
 
+    A label that has a name in a file is known by it, whatever its number there, unless the configuration
+    has no names of its own (LABEL_0, ...).
+
     Raises: InputError if it is neither.
     """
     if isinstance(label, str) and label in numbers:
         return numbers[label]
+    if isinstance(label, FileLabel) and all(map(_NO_NAME.fullmatch, numbers)):
+        label = label.number
     if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(numbers):
         return label
     known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")

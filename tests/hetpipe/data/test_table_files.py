@@ -12,6 +12,7 @@ from hetpipe.data.data_file import files_of
 from hetpipe.data.kinds import read_data
 from hetpipe.data.table_files import rows_of
 from hetpipe.models.names import model_entry
+from other_folders import save_other
 from shell import Shell
 
 GPT2 = model_entry("gpt2-tiny")
@@ -131,6 +132,60 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"needs pyarrow; pip install datasets, or give \.jsonl"):
         read_data([tmp_path / "a.parquet"], GPT2)
+
+
+def labelled(place, names, labels, *, how, tags=None):
+    """A data set with a column of labels, or of lists of them, that have names in the file."""
+    from datasets import ClassLabel, Dataset, Features, Sequence, Value
+
+    kind = ClassLabel(names=names)
+    if tags is None:
+        rows = {"text": [f"text {label}" for label in labels], "label": labels}
+        features = {"text": Value("string"), "label": kind}
+    else:
+        rows = {"tokens": [["a"] * len(row) for row in tags], "tags": tags}
+        features = {"tokens": Sequence(Value("string")), "tags": Sequence(kind)}
+    made = Dataset.from_dict(rows, features=Features(features))
+    if how == "disk":
+        made.save_to_disk(place)
+        return list(files_of([place]))
+    made.to_parquet(f"{place}.parquet")
+    return [place.with_name(f"{place.name}.parquet")]
+
+
+def learner(place, architecture, *names):
+    save_other(place, architecture, **({"id2label": dict(enumerate(names))} if names else {}))
+    return model_entry(str(place))
+
+
+@needs_datasets
+@pytest.mark.parametrize("how", ["disk", "parquet"])
+def test_labels_with_names_in_a_table_are_known_by_them(tmp_path, how):
+    """The numbers of the file had been taken for the model's: classes were swapped without a word."""
+    texts = learner(tmp_path / "mine", "BertForSequenceClassification", "neg", "pos", "mid")
+    files = labelled(tmp_path / "data", ["pos", "neg", "mid"], [0, 1, 2], how=how)
+    assert [row[2] for row in read_data(files, texts)[1].rows] == [1, 0, 2]
+    words = learner(tmp_path / "tags", "BertForTokenClassification", "O", "B-x", "I-x")
+    files = labelled(tmp_path / "words", ["B-x", "I-x", "O"], [], how=how, tags=[[0, 1], [2]])
+    assert [row[1] for row in read_data(files, words)[1].rows] == [(1, 2), (0,)]
+    unnamed = learner(tmp_path / "unnamed", "BertForSequenceClassification")
+    files = labelled(tmp_path / "numbers", ["pos", "neg", "mid"], [2, 0, 1], how=how)
+    assert [row[2] for row in read_data(files, unnamed)[1].rows] == [2, 0, 1]
+
+
+@needs_datasets
+def test_a_missing_label_of_a_table_and_a_name_of_no_label_are_one_line(tmp_path):
+    texts = learner(tmp_path / "mine", "BertForSequenceClassification", "neg", "pos", "mid")
+    files = labelled(tmp_path / "data", ["neg", "pos"], [1, -1], how="parquet")
+    with pytest.raises(InputError, match=r'row 2: has \["text"\] and no "label"'):
+        read_data(files, texts)
+    files = labelled(tmp_path / "other", ["neg", "good"], [0, 1], how="parquet")
+    with pytest.raises(InputError, match=r'row 2: "good" is no label of the model; its config.json has 0 to'):
+        read_data(files, texts)
+    words = learner(tmp_path / "tags", "BertForTokenClassification", "O", "B-x", "I-x")
+    files = labelled(tmp_path / "words", ["O", "B-x"], [], how="parquet", tags=[[0, -1]])
+    with pytest.raises(InputError, match="row 1: null is no label of the model"):
+        read_data(files, words)
 
 
 @needs_datasets
