@@ -39,7 +39,7 @@ class Reading:
     inputs: what the model takes. vocabulary: of the run, where it reads text. template, processor: the files
     that say how chats are written, and how images are normalised. seed: of the order of samples. overlap: the
     tokens that windows of a context have in common, None where it is cut. end: the token that ends a text,
-    where the model's folder says so.
+    where the model's folder says so. cuts_left: whether it says that texts are cut at their beginning.
     """
 
     model: Learner
@@ -51,6 +51,7 @@ class Reading:
     seed: int
     overlap: int | None = None
     end: str | None = None
+    cuts_left: bool = False
 
     @property
     def special(self) -> SpecialTokens:

@@ -49,15 +49,15 @@ def mark_ends(vocabulary: Tokenizer) -> None:
 
 
 @contextmanager
-def cut_at(
-    vocabulary: Tokenizer, length: int, strategy: str = "longest_first", overlap: int = 0
-) -> Iterator[None]:
-    """Cut what is encoded inside to a length, as transformers does with this truncation (or True).
+def cut_at(reading: Reading, strategy: str = "longest_first", overlap: int = 0) -> Iterator[None]:
+    """Cut what is encoded inside to the length, as transformers does with this truncation (or True).
 
     overlap: the tokens that what is cut off begins with once more (transformers' `stride`).
     """
+    vocabulary, length = reading.vocabulary, reading.sequence_length
+    side = "left" if reading.cuts_left else "right"
     try:
-        vocabulary.enable_truncation(length, stride=overlap, strategy=strategy)
+        vocabulary.enable_truncation(length, stride=overlap, strategy=strategy, direction=side)
         yield
     except (InputError, OSError, MemoryError):  # of what is read and written inside
         raise
@@ -81,12 +81,12 @@ def write_padded(
     texts: each as `Tokenizer.encode_batch` takes it, with the row that it is of; read once, and not held.
     labels: those of the text of this row, one, or one a token. cut: which of two texts is, as `cut_at`.
     overlap: where what is cut off is written too, in windows of so many tokens in common; `labels` are asked
-    of each. Returns how many are cut.
+    of each, from the last one where texts are cut at their beginning. Returns how many are cut.
     """
     vocabulary = reading.vocabulary
     num_texts = num_windows = num_cut = end = 0
     with (
-        cut_at(vocabulary, reading.sequence_length, cut, overlap or 0),
+        cut_at(reading, cut, overlap or 0),
         replacing(place / ENDS_FILE) as ends,
         replacing(place / LABELS_FILE) as labelled,
         replacing(place / TYPES_FILE) as typed,
@@ -108,7 +108,7 @@ def write_padded(
         return []
     longer = f"{num_cut:,} of {num_texts:,} texts are longer than {reading.sequence_length} tokens"
     if overlap is None:
-        return [f"{longer} and cut there"]
+        return [f"{longer} and cut {'at their beginning' if reading.cuts_left else 'there'}"]
     return [f"{longer}; all are in {num_windows:,} windows, neighbours with {overlap} tokens in common"]
 
 

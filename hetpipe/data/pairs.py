@@ -204,7 +204,7 @@ class Pairs:
         told: list[str] = []
         with (
             self.rows.read_once("splitting the pairs into tokens"),
-            cut_at(vocabulary, reading.sequence_length),
+            cut_at(reading),
             replacing(place / TARGETS_FILE) as targets,
             replacing(place / ENDS_FILE) as ends,
             write_token_ids(place, vocabulary) as write,
@@ -231,7 +231,7 @@ class Pairs:
         if num_cut:
             told.append(
                 f"{num_cut:,} of {num_pairs:,} pairs have a side longer than {reading.sequence_length} "
-                "tokens, which is cut there"
+                f"tokens, which is cut {'at its beginning' if reading.cuts_left else 'there'}"
             )
         return told
 

@@ -88,7 +88,10 @@ class Questions:
                         f"{row.place}: the question leaves no room for its context in "
                         f"{reading.sequence_length} tokens; give a longer --sequence-length"
                     )
-                first, last = _answer_tokens(row, found, is_first=is_first, is_last=not following)
+                begins, ends_it = (
+                    (not following, is_first) if reading.cuts_left else (is_first, not following)
+                )
+                first, last = _answer_tokens(row, found, is_first=begins, is_last=ends_it)
                 if overlap is not None and first == IGNORE_LABEL:
                     first = last = 0
                 lasts.append(last)

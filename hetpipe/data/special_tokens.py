@@ -70,6 +70,11 @@ def own_end(vocabulary: Tokenizer, folder: ModelFolder, tokenizer_config: Path) 
     return None
 
 
+def cuts_left(tokenizer_config: Path) -> bool:
+    """Return whether a tokenizer cuts texts that are too long at their beginning, as its file says."""
+    return _object_in(tokenizer_config).get("truncation_side") == "left"
+
+
 def _object_in(path: Path) -> Mapping[str, Any]:
     content = read_json(path) if path.is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -55,7 +55,10 @@ class TaggedTexts:
 
         def labels(row: TaggedWords, encoding: Encoding) -> list[int]:
             words, tags, where = row
-            found, seen = [], 0  # words whose first token was there
+            found, seen = (
+                [],
+                _num_begun_before(encoding, len(tags)) if reading.cuts_left else 0,
+            )  # words whose first token was there, or was cut off
             for word in encoding.word_ids:
                 if word is None or word < seen:
                     found.append(IGNORE_LABEL)
@@ -64,7 +67,8 @@ class TaggedTexts:
                     break
                 found.append(tags[word])
                 seen += 1
-            if len(found) < len(encoding.ids) or (not encoding.overflowing and seen < len(tags)):
+            ends_there = reading.cuts_left or not encoding.overflowing
+            if len(found) < len(encoding.ids) or (ends_there and seen < len(tags)):
                 raise InputError(
                     f"{where}: {shown(words[seen])} gives no token of this "
                     "vocabulary, so its tag cannot be learned; take both out"
@@ -74,6 +78,14 @@ class TaggedTexts:
         texts = ((list(row[0]), row) for row in self.rows)
         with self.rows.read_once("splitting the words into tokens"):
             return write_padded(place, reading, texts, labels, is_pretokenized=True)
+
+
+def _num_begun_before(encoding: Encoding, num_words: int) -> int:
+    """Return how many words have their first token in what is cut off before an encoding."""
+    before = {word for part in encoding.overflowing for word in part.word_ids}
+    if not before:
+        return 0
+    return next((word for word in encoding.word_ids if word is not None and word not in before), num_words)
 
 
 class TaggedWordKind:

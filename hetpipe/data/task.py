@@ -36,7 +36,7 @@ from hetpipe.data.length_groups import FilledSamples, LengthGroups
 from hetpipe.data.padded_texts import mark_ends
 from hetpipe.data.pairs import PAIRS, PairDataset, Pairs, mark_ends_of_pairs
 from hetpipe.data.questions import check_windows
-from hetpipe.data.special_tokens import adopt_vocabulary, own_end
+from hetpipe.data.special_tokens import adopt_vocabulary, cuts_left, own_end
 from hetpipe.data.token_files import TokenFiles
 from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary, vocabulary_sha256
 from hetpipe.models.adapter_folder import AdapterFolder
@@ -348,6 +348,7 @@ def _reading(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: i
         seed=settings.seed if seed is None else seed,
         overlap=settings.run.doc_stride,
         end=end,
+        cuts_left=cuts_left(folder.tokenizer_config),
     )
 
 
