@@ -19,6 +19,7 @@ from cost_model.errors import InputError
 from hetpipe import cli
 from hetpipe.data import bleu
 from hetpipe.data.dataset import IGNORE_LABEL
+from hetpipe.data.kind import Reading
 from hetpipe.data.kinds import read_data
 from hetpipe.data.padded_texts import cut_at
 from hetpipe.data.pair_files import read_pairs
@@ -307,9 +308,12 @@ def test_two_texts_out_of_step_and_two_directions_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError("much")])
-def test_a_full_disk_is_not_told_as_a_length_that_cannot_be_cut_to(error):
+def test_a_full_disk_is_not_told_as_a_length_that_cannot_be_cut_to(tmp_path, error):
     """More tokens had been asked for."""
-    with pytest.raises(type(error), match=r"No space left|much"), cut_at(Tokenizer(BPE()), 8):
+    spec = model_spec("gpt2-tiny")
+    files = tmp_path / "template", tmp_path / "images"
+    reading = Reading(spec, spec.inputs, Tokenizer(BPE()), *files, 8, 3)
+    with pytest.raises(type(error), match=r"No space left|much"), cut_at(reading):
         raise error
 
 
