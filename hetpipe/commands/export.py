@@ -114,9 +114,7 @@ def _write_tokenizer_config(source: Path, manifest: "Manifest", output: Path) ->
         write_atomically(target, tokenizer_config_text(ends_of_pairs(vocabulary, spec.inputs)))
     elif not target.exists():
         inputs = [TOKENS, *([TYPES] if spec.inputs.token_types else []), MASK]
-        end = None
-        if spec.folder is not None and not is_trained_here(vocabulary):
-            end = own_end(vocabulary, spec.folder, target)
+        end = own_end(vocabulary, None if is_trained_here(vocabulary) else spec.folder, target)
         said = {"model_input_names": inputs, **roles_of(vocabulary, end)}
         write_atomically(target, tokenizer_config_text(said))
 

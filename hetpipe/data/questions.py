@@ -88,10 +88,10 @@ class Questions:
                         f"{row.place}: the question leaves no room for its context in "
                         f"{reading.sequence_length} tokens; give a longer --sequence-length"
                     )
-                begins, ends_it = (
-                    (not following, is_first) if reading.cuts_left else (is_first, not following)
-                )
-                first, last = _answer_tokens(row, found, is_first=begins, is_last=ends_it)
+                at_begin, at_end = is_first, not following
+                if reading.cuts_left:  # the first window has the end of the context
+                    at_begin, at_end = at_end, at_begin
+                first, last = _answer_tokens(row, found, is_first=at_begin, is_last=at_end)
                 if overlap is not None and first == IGNORE_LABEL:
                     first = last = 0
                 lasts.append(last)

@@ -48,12 +48,15 @@ class SpecialTokens:
         return replace(found, all=tuple(sorted(every)))
 
 
-def own_end(vocabulary: Tokenizer, folder: ModelFolder, tokenizer_config: Path) -> str | None:
+def own_end(vocabulary: Tokenizer, folder: ModelFolder | None, tokenizer_config: Path) -> str | None:
     """Return the token that ends a text as a model's folder says: by its tokenizer, else by its model.
 
-    tokenizer_config: the file, of the folder or copied from it. None where no token of the vocabulary is
-    named. The end of a masked sequence is asked for first where masked words are learned.
+    folder: None if the vocabulary is of no folder. tokenizer_config: the file, of the folder or copied from
+    it. None where no token of the vocabulary is named. The end of a masked sequence is asked for first where
+    masked words are learned.
     """
+    if folder is None:
+        return None
     said = _object_in(tokenizer_config)
     for role in ("sep_token", "eos_token") if folder.task == Task.MASKED_LM else ("eos_token",):
         token = said.get(role)
@@ -122,8 +125,7 @@ def adopt_vocabulary(path: Path, task: Task, size: int, folder: ModelFolder | No
         raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
     vocabulary.no_truncation()
     vocabulary.no_padding()
-    end = None if folder is None else own_end(vocabulary, folder, folder.path / TOKENIZER_CONFIG_FILE)
-    special = SpecialTokens.of(vocabulary, end)
+    special = SpecialTokens.of(vocabulary, own_end(vocabulary, folder, path.with_name(TOKENIZER_CONFIG_FILE)))
     remedy = "give the model's own tokenizer"
     if task == Task.MASKED_LM and None in (special.cls, special.mask):
         raise InputError(f"{path}: has no [CLS] or no [MASK], which {task} needs; {remedy}")

@@ -45,9 +45,9 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
         for batch in _batches(path, arrow):
             names = _label_names(batch.schema.metadata)
             for row in batch.to_pylist():
-                yield row | {
-                    column: _named(row[column], names[column]) for column in names.keys() & row.keys()
-                }
+                for column in names.keys() & row.keys():
+                    row[column] = _named(row[column], names[column])
+                yield row
     # what is no Python text or date ends in a ValueError or an OverflowError
     except (OSError, ValueError, OverflowError, arrow.ArrowException) as error:
         reason = str(error).partition("\n")[0]

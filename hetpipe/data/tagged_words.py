@@ -55,10 +55,9 @@ class TaggedTexts:
 
         def labels(row: TaggedWords, encoding: Encoding) -> list[int]:
             words, tags, where = row
-            found, seen = (
-                [],
-                _num_begun_before(encoding, len(tags)) if reading.cuts_left else 0,
-            )  # words whose first token was there, or was cut off
+            found = []
+            # words whose first token was there, or was cut off
+            seen = _num_begun_before(encoding, len(tags)) if reading.cuts_left else 0
             for word in encoding.word_ids:
                 if word is None or word < seen:
                     found.append(IGNORE_LABEL)

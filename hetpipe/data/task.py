@@ -335,9 +335,7 @@ def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None
 def _reading(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: int | None = None) -> Reading:
     """Return what the data of a run are read with; seed: None for that of the run."""
     vocabulary = load_vocabulary(folder.vocabulary) if spec.task.reads_text else Tokenizer(BPE())
-    end = None
-    if spec.task.reads_text and spec.folder is not None and spec.folder.tokenizer is not None:
-        end = own_end(vocabulary, spec.folder, folder.tokenizer_config)
+    has_own = spec.folder is not None and spec.folder.tokenizer is not None
     return Reading(
         model=spec,
         inputs=spec.inputs,
@@ -347,7 +345,7 @@ def _reading(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: i
         sequence_length=settings.sequence_length,
         seed=settings.seed if seed is None else seed,
         overlap=settings.run.doc_stride,
-        end=end,
+        end=own_end(vocabulary, spec.folder if has_own else None, folder.tokenizer_config),
         cuts_left=cuts_left(folder.tokenizer_config),
     )
 

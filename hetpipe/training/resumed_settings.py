@@ -140,12 +140,9 @@ def _changed_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Ch
     if was is None or has is None:
         return []
     if was != has:
-        words = (
-            "is given, before the checkpoint it was not"
-            if has
-            else "is not given, before the checkpoint it was"
-        )
-        return [Change("rate_schedule", was, has, f"rate_schedule {words}")]
+        here, there = ("", " not") if has else (" not", "")
+        said = f"rate_schedule is{here} given, before the checkpoint it was{there}"
+        return [Change("rate_schedule", was, has, said)]
     old, new = before.get("next_rate"), now.get("next_rate")
     if not (isinstance(old, float) and isinstance(new, float)) or math.isclose(old, new, rel_tol=1e-9):
         return []

@@ -22,7 +22,7 @@ from hetpipe.data.kept_tokens import known_sha256
 from hetpipe.data.kind import Reading
 from hetpipe.data.kinds import read_data
 from hetpipe.data.listened import listening
-from hetpipe.data.long_texts import lines_in, text_lines
+from hetpipe.data.long_texts import lines_in, pieces_in, text_lines
 from hetpipe.data.padded_texts import mark_ends
 from hetpipe.data.pairs import mark_ends_of_pairs
 from hetpipe.data.task import prepare_data, registered_task
@@ -65,19 +65,21 @@ def prepared(folder: Path, files: list[Path], **settings) -> tuple[RunFolder, li
     return place, prepare_data(place, TaskSettings("gpt2-tiny", 32, run=run))
 
 
+@pytest.mark.parametrize(("cut", "limit"), [(lines_in, "LONGEST_LINE"), (pieces_in, "LONGEST_PIECE")])
 @given(
     blocks=st.lists(st.text("ab \r\n\u2028é", max_size=12), max_size=8),
-    longest=st.integers(2, 9),
+    longest=st.integers(2, 12),
 )
-def test_lines_are_the_same_wherever_blocks_begin(blocks, longest):
+def test_a_text_is_cut_alike_wherever_its_blocks_begin(cut, limit, blocks, longest):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_texts, "LONGEST_LINE", longest)
+        patch.setattr(long_texts, limit, longest)
         whole = "".join(blocks)
-        found = list(lines_in(blocks))
-        assert found == list(lines_in([whole])) and "".join(found) == whole
+        found = list(cut(blocks))
+        assert found == list(cut([whole])) and "".join(found) == whole
         assert max(map(len, found), default=0) <= longest
-        patch.setattr(long_texts, "LONGEST_LINE", 1000)
-        assert list(lines_in(blocks)) == whole.splitlines(keepends=True)
+        if cut is lines_in:
+            patch.setattr(long_texts, limit, 1000)
+            assert list(lines_in(blocks)) == whole.splitlines(keepends=True)
 
 
 def test_a_long_line_is_cut_where_a_word_begins(monkeypatch):
