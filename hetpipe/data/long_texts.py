@@ -123,20 +123,19 @@ def pieces_in(blocks: Iterable[str]) -> Iterator[str]:
     for block in blocks:
         rest, begin = rest + block, 0
         while len(rest) - begin > LONGEST_PIECE:
-            end = _end_of_piece(rest, begin)
-            yield rest[begin:end]
-            begin = end
+            piece = _piece_at_the_begin(rest[begin : begin + LONGEST_PIECE])
+            yield piece
+            begin += len(piece)
         rest = rest[begin:]
     yield rest
 
 
-def _end_of_piece(text: str, begin: int) -> int:
-    stop = begin + LONGEST_PIECE
+def _piece_at_the_begin(text: str) -> str:
     for pattern in (_LINE, _WORD):
-        places = [found.start() for found in pattern.finditer(text, begin + LONGEST_PIECE // 2, stop)]
+        places = [found.start() for found in pattern.finditer(text, LONGEST_PIECE // 2)]
         if places:
-            return places[-1]
-    return stop
+            return text[: places[-1]]
+    return text
 
 
 def _cut(line: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cost_model.errors import InputError
@@ -70,6 +70,7 @@ def prepared(folder: Path, files: list[Path], **settings) -> tuple[RunFolder, li
     blocks=st.lists(st.text("ab \r\n\u2028é", max_size=12), max_size=8),
     longest=st.integers(2, 12),
 )
+@example(blocks=["a\n", "a", "a"], longest=2)
 def test_a_text_is_cut_alike_wherever_its_blocks_begin(cut, limit, blocks, longest):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_texts, limit, longest)
