@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from cost_model.errors import InputError
 from hetpipe.data.keyed_order import MASK_STREAM, draws, permuted
 from hetpipe.data.kind import IntArray, StepData
 from hetpipe.data.long_texts import LONGEST_PIECE, Document
-from hetpipe.data.special_tokens import SpecialTokens
+from hetpipe.data.special_tokens import SpecialTokens, WrittenOut, written_out_notes
 from hetpipe.data.vocabulary import TRAINED_TOKENS, continuing, pieces_of, vocabulary_sha256
 from hetpipe.models.tasks import Task
 
@@ -34,12 +34,13 @@ LAST = np.iinfo(np.uint64).max
 def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokenizer, separator: int) -> None:
     """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`.
 
-    Also `ends.bin`: of each document in the tokens, its separator in it.
+    Also `ends.bin`: of each document in the tokens, its separator in it. The header tells of special tokens
+    that are written out in the documents.
     """
-    end = 0
+    end, written_out = 0, WrittenOut(vocabulary)
     with (
         replacing(folder / ENDS_FILE) as ends,
-        write_token_ids(folder, vocabulary) as write,
+        write_token_ids(folder, vocabulary, lambda: {"written_out": written_out.said}) as write,
     ):
 
         def end_document() -> None:
@@ -49,7 +50,7 @@ def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokeni
             ends.write(end.to_bytes(8, "little"))
 
         begun = False
-        for ids, begins in _split(documents, vocabulary):
+        for ids, begins in _split(written_out.counting(pieces_of(documents)), vocabulary):
             if begins and begun:
                 end_document()
             begun = True
@@ -59,13 +60,12 @@ def write_tokens(folder: Path, documents: Iterable[Document], vocabulary: Tokeni
             end_document()
 
 
-def _split(documents: Iterable[Document], vocabulary: Tokenizer) -> Iterator[tuple[Sequence[int], bool]]:
-    """Yield the tokens of the pieces of documents, and whether a document begins with each.
+def _split(pieces: Iterable[tuple[str, bool]], vocabulary: Tokenizer) -> Iterator[tuple[Sequence[int], bool]]:
+    """Yield the tokens of pieces of documents, as `pieces_of` gives them.
 
     They are those of the whole document, if a token begins where a piece does.
     """
     later = None
-    pieces = pieces_of(documents)
     for batch in batches(
         pieces, lambda piece: len(piece[0]), characters_at_once=PIECES_AT_ONCE * LONGEST_PIECE
     ):
@@ -99,8 +99,13 @@ def batches(
 
 
 @contextmanager
-def write_token_ids(folder: Path, vocabulary: Tokenizer) -> Iterator[Callable[[Sequence[int]], None]]:
-    """Give what appends ids to `tokens.bin`; its header follows where nothing was raised."""
+def write_token_ids(
+    folder: Path, vocabulary: Tokenizer, said: Callable[[], Mapping[str, Any]] = dict
+) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Give what appends ids to `tokens.bin`; its header follows where nothing was raised.
+
+    said: gives what the header tells beside, when all are written.
+    """
     dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
     count = 0
     (folder / TOKENS_HEADER).unlink(missing_ok=True)  # an old header never stands beside new tokens
@@ -113,6 +118,7 @@ def write_token_ids(folder: Path, vocabulary: Tokenizer) -> Iterator[Callable[[S
 
         yield write
     header = {"dtype": dtype.str, "count": count, "vocabulary_sha256": vocabulary_sha256(vocabulary)}
+    header |= said()
     with replacing(folder / TOKENS_HEADER) as file:
         file.write(json.dumps(header).encode())
 
@@ -134,6 +140,12 @@ def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedi
     if num_bytes != (expected := count * dtype.itemsize):
         raise InputError(f"{folder / TOKENS_FILE} has {num_bytes:,} bytes, not {expected:,}; {remedy}")
     return np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(count,))
+
+
+def written_out_in(folder: Path) -> list[str]:
+    """Return what is to be said of special tokens in the documents that `write_tokens` wrote."""
+    said = json.loads((folder / TOKENS_HEADER).read_text(encoding="utf-8")).get("written_out", {})
+    return written_out_notes(said, (folder / ENDS_FILE).stat().st_size // 8)
 
 
 def sums_of_ranges(

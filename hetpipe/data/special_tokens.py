@@ -1,7 +1,9 @@
 """The special tokens of a vocabulary, and the vocabulary that a model's folder brings."""
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hetpipe.models.tasks import Task
 SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 """Where a model's folder does not say which token ends a text."""
 BEGINNINGS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
+MOST_NAMED = 3
 PADDINGS, UNKNOWNS = ("[PAD]", "<pad>"), ("[UNK]", "<unk>")
 
 
@@ -81,6 +84,49 @@ def cuts_left(tokenizer_config: Path) -> bool:
 def _object_in(path: Path) -> Mapping[str, Any]:
     content = read_json(path) if path.is_file() else {}
     return content if isinstance(content, dict) else {}
+
+
+class WrittenOut:
+    """Counts the special tokens that texts have in letters, as they go by."""
+
+    def __init__(self, vocabulary: Tokenizer) -> None:
+        special = {token.content for token in vocabulary.get_added_tokens_decoder().values() if token.special}
+        self._found = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
+        self._in_text: set[str] = set()
+        self._times: Counter[str] = Counter()
+        self._texts: Counter[str] = Counter()
+        self._counts = bool(special)
+
+    def counting(self, pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+        """Give pieces of texts, of each whether a text begins with it."""
+        for piece, begins in pieces:
+            if begins:
+                self._in_text = set()
+            found = self._found.findall(piece) if self._counts else []
+            self._times.update(found)
+            self._texts.update(new := set(found) - self._in_text)
+            self._in_text |= new
+            yield piece, begins
+
+    @property
+    def said(self) -> dict[str, tuple[int, int]]:
+        """Return how often each is there, and in how many texts, the most frequent first."""
+        return {token: (times, self._texts[token]) for token, times in self._times.most_common()}
+
+
+def written_out_notes(said: Mapping[str, tuple[int, int]], num_texts: int) -> list[str]:
+    """Return that special tokens which are written out are text, if there are any; said: by `WrittenOut`."""
+    if not said:
+        return []
+    named = [
+        f"{token} {times:,} time{'s' * (times > 1)} in {texts:,} of {num_texts:,} text{'s' * (num_texts > 1)}"
+        for token, (times, texts) in list(said.items())[:MOST_NAMED]
+    ]
+    more = ["..."] if len(said) > MOST_NAMED else []
+    return [
+        f"special tokens are written out ({', '.join([*named, *more])}): they are read as text, and not as "
+        "the tokens; a document ends where its file or its line of .jsonl does, so give each one of its own"
+    ]
 
 
 def tokenizer_config_text(said: Mapping[str, Any]) -> str:

@@ -12,7 +12,15 @@ import numpy as np
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.data.data_file import read_text_file
-from hetpipe.data.dataset import ENDS_FILE, TOKENS_FILE, Dataset, load_ends, load_tokens, write_tokens
+from hetpipe.data.dataset import (
+    ENDS_FILE,
+    TOKENS_FILE,
+    Dataset,
+    load_ends,
+    load_tokens,
+    write_tokens,
+    written_out_in,
+)
 from hetpipe.data.file_states import FileStates, is_long
 from hetpipe.data.json_lines import first_line, has_rows, json_lines, shown
 from hetpipe.data.kept_tokens import keep_sha256, kept_tokens, known_sha256, refused_without_room, take
@@ -71,7 +79,7 @@ class Texts:
     def write(self, place: Path, reading: Reading) -> list[str]:
         """Write their tokens."""
         write_tokens(place, self.documents, reading.vocabulary, reading.special.separator)
-        return []
+        return written_out_in(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class LongTexts:
         if not _is_writable(texts_folder()):
             with refused_without_room(place):
                 split(place)
-            return []
+            return written_out_in(place)
         with refused_without_room(texts_folder()):
             kept, was_there = kept_tokens(
                 self.sha256, self.paths, reading.vocabulary, reading.special.separator, split
@@ -125,7 +133,8 @@ class LongTexts:
         names = self.paths[0].name if len(self.paths) == 1 else f"{len(self.paths):,} files"
         return [
             f"{count:,} tokens of {names}, {format_bytes(self.files.num_bytes)}, "
-            f"{'taken from' if was_there else 'kept in'} the cache (hetpipe cache)"
+            f"{'taken from' if was_there else 'kept in'} the cache (hetpipe cache)",
+            *written_out_in(place),
         ]
 
 

@@ -42,8 +42,7 @@ def prepared(tmp_path: Path, folder: Path, rows: list[dict[str, str]], **options
     entry, place = model_entry(str(folder)), RunFolder(tmp_path / "run")
     run = Settings(steps=1, model_folder=entry.place, data=(str(data),), **options)
     settings = TaskSettings(entry.name, LENGTH, run=run)
-    prepare_data(place, settings)
-    return place, settings
+    return place, settings, prepare_data(place, settings)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def prepared(tmp_path: Path, folder: Path, rows: list[dict[str, str]], **options
 def test_texts_end_as_the_folder_of_the_model_says(tmp_path, said, end):
     """</s>, which Phi-3's vocabulary has too, had come before <|endoftext|> in a list of names."""
     folder = model_folder(tmp_path / "mine", said)
-    place, _ = prepared(tmp_path, folder, [{"text": "a b"}] * 9)
+    place, *_ = prepared(tmp_path, folder, [{"text": "a b"}] * 9)
     tokens = np.fromfile(place.path / "tokens.bin", "<u2").tolist()
     a, b = (len(SPECIAL) + WORDS.index(word) for word in "ab")
     assert tokens == [a, b, SPECIAL.index(end)] * 9
@@ -70,7 +69,7 @@ def test_texts_end_as_the_folder_of_the_model_says(tmp_path, said, end):
 
 def test_a_token_that_no_other_model_ends_texts_with_will_do(tmp_path):
     folder = model_folder(tmp_path / "mine", {TOKENIZER: {"eos_token": "<|im_end|>"}}, ["<|im_end|>"])
-    place, settings = prepared(tmp_path, folder, [{"text": "a b"}] * 9)
+    place, settings, _ = prepared(tmp_path, folder, [{"text": "a b"}] * 9)
     assert registered_task(place, settings).batch(0, 1)[0]["input_ids"].tolist()[0].count(0) >= 2
 
 
@@ -78,9 +77,26 @@ def test_a_token_that_no_other_model_ends_texts_with_will_do(tmp_path):
 def test_chats_end_and_are_filled_up_by_it(tmp_path, pack):
     folder = model_folder(tmp_path / "mine", {TOKENIZER: {"eos_token": "<|endoftext|>"}})
     rows = [{"prompt": "a", "completion": "b"}] * 3
-    place, settings = prepared(tmp_path, folder, rows, pack=pack)
+    place, settings, _ = prepared(tmp_path, folder, rows, pack=pack)
     assert json.loads(place.chat_template.read_text())["special_tokens"] == {"eos_token": "<|endoftext|>"}
     inputs, labels = registered_task(place, replace(settings)).batch(0, 1)
     ids, learned = inputs["input_ids"][0], labels[0][labels[0] >= 0].tolist()
     assert learned == [len(SPECIAL) + WORDS.index("b"), 1]
     assert ids.tolist()[6:] == [1, 1] and 0 not in ids
+
+
+@pytest.mark.filterwarnings("ignore:.*in the cache")
+@pytest.mark.parametrize("most_held", [1 << 24, 0])
+def test_special_tokens_that_are_written_out_are_told_to_be_text(tmp_path, monkeypatch, most_held):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("hetpipe.data.file_states.MOST_HELD_BYTES", most_held)
+    folder = model_folder(tmp_path / "mine", {TOKENIZER: {"eos_token": "<|endoftext|>"}})
+    rows = [{"text": "a<|endoftext|>b <|endoftext|>"}, {"text": "a </s> <|endoftext|>"}, {"text": "b a"}]
+    for _ in range(2):  # taken from the cache too
+        place, _, told = prepared(tmp_path, folder, rows)
+        tokens = np.fromfile(place.path / "tokens.bin", "<u2").tolist()
+        assert tokens.count(SPECIAL.index("<|endoftext|>")) == 3  # one ends each text
+        (said,) = [line for line in told if "written out" in line]
+        assert "(<|endoftext|> 3 times in 2 of 3 texts, </s> 1 time in 1 of 3 texts): they are" in said
+    *_, told = prepared(tmp_path, folder, [{"text": "a b"}] * 9)
+    assert not any("written out" in line for line in told)
