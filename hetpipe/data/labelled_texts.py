@@ -1,8 +1,11 @@
 """Texts with a label each, or pairs of texts, for sequence classification: lines of JSON."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tokenizers import Encoding
 
 from cost_model.errors import InputError
 from hetpipe.data.file_rows import FileRows
@@ -17,8 +20,8 @@ from hetpipe.models.tasks import Task
 _TEXT, _PAIR, _LABEL = "text", "text_pair", "label"
 _FORM = f'"{_TEXT}" and "{_LABEL}" (and "{_PAIR}")'
 
-LabelledText = tuple[str, str | None, int]
-"""A text, the second one where there are two, and the number of the label."""
+LabelledText = tuple[str, str | None, int, str]
+"""A text, the second one where there are two, the number of the label, and the place of the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +38,33 @@ class LabelledTexts:
         Raises: InputError naming the line that is none.
         """
         with rows.read_once("reading the texts"):
-            return cls(rows, texts_sha256(part for row in rows for part in map(str, row)))
+            return cls(rows, texts_sha256(part for row in rows for part in map(str, row[:3])))
 
     @property
     def words(self) -> Iterator[str]:
         """Yield the texts."""
         with self.rows.read_once("training a vocabulary on the texts"):
-            for first, second, _ in self.rows:
+            for first, second, _, _ in self.rows:
                 yield from (first,) if second is None else (first, second)
 
     def write(self, place: Path, reading: Reading) -> list[str]:
-        """Write their tokens and labels."""
-        texts = ((first if second is None else (first, second), label) for first, second, label in self.rows)
+        """Write their tokens and labels.
+
+        Raises: InputError if a text gives no token.
+        """
+
+        def labels(row: LabelledText, encoding: Encoding) -> list[int]:
+            text, _, label, where = row
+            if not encoding.overflowing and 0 not in encoding.sequence_ids:
+                raise InputError(
+                    f'{where}: "{_TEXT}" is {json.dumps(text)[:60]}, of which this vocabulary makes no '
+                    "token; take the line out"
+                )
+            return [label]
+
+        texts = ((row[0] if row[1] is None else row[:2], row) for row in self.rows)
         with self.rows.read_once("splitting the texts into tokens"):
-            return write_padded(place, reading, texts, lambda label, _: [label])
+            return write_padded(place, reading, texts, labels)
 
 
 class LabelledTextKind:
@@ -74,7 +90,7 @@ class LabelledTextKind:
 
         def rows() -> Iterator[LabelledText]:
             for index, text in () if paths else enumerate(read_corpus()):
-                yield text, None, index % len(names)
+                yield text, None, index % len(names), ""
             for path in paths:
                 yield from (_row(place, data, numbers) for place, data in json_lines(path, _FORM))
 
@@ -93,7 +109,7 @@ def _row(place: str, data: dict[str, object], numbers: Mapping[str, int]) -> Lab
     if not text.strip():
         raise InputError(f'{place}: "{_TEXT}" is empty; give a text')
     second = None if data.get(_PAIR) is None else text_of(data, _PAIR, place)
-    return text, second, number_of(data[_LABEL], numbers, place)
+    return text, second, number_of(data[_LABEL], numbers, place), place
 
 
 LABELLED_TEXTS = LabelledTextKind()

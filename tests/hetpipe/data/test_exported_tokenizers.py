@@ -10,11 +10,13 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizerFast
 
+from cost_model.errors import InputError
 from hetpipe import cli
+from hetpipe.data.task import prepare_data
 from hetpipe.models.names import model_entry
 from hetpipe.models.tasks import Task
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from other_folders import save_other
 from runs import chain_plan, made_up_profile, run
 
@@ -105,3 +107,17 @@ def test_what_a_folder_says_of_its_tokenizer_is_kept(tmp_path: Path):
     run(tmp_path / "more", chain_plan(entry.name, [0, profile.num_layers], 4), settings, profile)
     assert cli.main(["export", str(tmp_path / "more" / "run"), "-o", str(tmp_path / "again")]) == 0
     assert AutoTokenizer.from_pretrained(tmp_path / "again").model_max_length == 48
+
+
+def test_a_text_that_the_normalizer_empties_is_refused_with_its_line(tmp_path: Path):
+    """It had been learned as [CLS] [SEP], with its label."""
+    save_other(tmp_path / "mine", BERT)
+    cased(tmp_path / "mine")
+    entry = model_entry(str(tmp_path / "mine"))
+    data = tmp_path / "data.jsonl"
+    for text, pair in (("\u200b", {}), ("\u0007", {"text_pair": "Who?"})):
+        rows = [TEXTS[0], {"text": text, "label": 1, **pair}]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = Settings(steps=1, model_folder=entry.place, data=(str(data),))
+        with pytest.raises(InputError, match=r"data\.jsonl, line 2: \"text\" is \"\\u.*makes no token; take"):
+            prepare_data(RunFolder(tmp_path / "run"), TaskSettings(entry.name, LENGTH, run=settings))
