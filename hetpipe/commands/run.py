@@ -52,6 +52,7 @@ from hetpipe.commands.training import (
 )
 from hetpipe.models.rank_modules import modules_ahead
 from hetpipe.program.verification import verify
+from hetpipe.reporting.lost_reader import reader_outlived
 from hetpipe.reporting.run_tables import run_report_tables
 from hetpipe.reporting.shared_sentences import shared_sentences
 from hetpipe.reporting.tables import estimate_sentences, show
@@ -72,6 +73,7 @@ EMPTY: list[Any] = []  # tables of a dry run
 
 
 @with_options
+@reader_outlived()
 def run_command(
     *,
     job: JobArgument = None,

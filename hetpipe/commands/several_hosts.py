@@ -353,7 +353,7 @@ def _remote_hosts(place: Place) -> "Iterator[RemoteHosts | None]":
         return
     from hetpipe.hosts.ssh import RemoteHosts
 
-    with RemoteHosts(place.launch, place.token, lambda text: typer.echo(text, err=True)) as remote:
+    with RemoteHosts(place.launch, place.token, lambda text: print(text, file=sys.stderr)) as remote:
         yield remote
 
 

@@ -20,6 +20,7 @@ from hetpipe.commands.output import note, warn
 from hetpipe.commands.resuming import RunBefore, check_changes, decided_by
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
+from hetpipe.reporting.lost_reader import go_on_in
 from hetpipe.reporting.progress import step_bar
 from hetpipe.runs.metric_sinks import SinkKind, Sinks, check_installed, run_facts
 from hetpipe.runs.run_folder import RunFolder
@@ -276,6 +277,7 @@ def train_shown(
     settings = start.settings
     check_changes(start.entry, settings, start.override, profile, prediction)
     folder, made = _folder_of(settings, profile.model, start.folder, anew=start.before.is_best)
+    go_on_in(folder.path)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
 

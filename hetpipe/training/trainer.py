@@ -18,6 +18,7 @@ from cost_model.units import format_seconds
 from hetpipe.data.task import OptimizerFactory
 from hetpipe.data.user_task import Model, own_task
 from hetpipe.models.loss import Loss
+from hetpipe.reporting.lost_reader import go_on_in, reader_outlived
 from hetpipe.reporting.progress import step_bar
 from hetpipe.reporting.run_tables import run_marks
 from hetpipe.reporting.tables import show
@@ -148,6 +149,7 @@ class Trainer:
             )
         self._plans = plan is None
 
+    @reader_outlived()
     def fit(self, steps: int | None = None, *, resume_from: Path | str | None = None) -> RunReport:
         """Train to the end of step `steps`, or until a callback ends it; return the report.
 
@@ -219,6 +221,7 @@ class Trainer:
     def _train(self, settings: Settings, prediction: Prediction) -> RunReport:
         profile, made = self._profile_of_optimizer(), self.folder is None
         folder = self.folder = self.folder or RunFolder.create(RUNS, prediction.plan.model)
+        go_on_in(folder.path)
         if self._progress:
             show([plan_sentence(prediction)])
         try:
