@@ -12,6 +12,7 @@ from hetpipe.runtime.scratch import place_sockets
 
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """A scheduler's at the end of a job (SIGTERM), its warning before that (SIGUSR1), and Ctrl-C."""
+_SENT_TO_ALL = (*ASKING, signal.SIGHUP)
 
 
 class Stopping:
@@ -22,11 +23,17 @@ class Stopping:
     has done so.
     """
 
-    def __init__(self, say: Callable[[str], None] = lambda name: None) -> None:
-        """Ask for nothing yet; say: called with the name of the signal once there was one."""
+    def __init__(
+        self, say: Callable[[str], None] = lambda name: None, *, outlives_terminal: bool = False
+    ) -> None:
+        """Ask for nothing yet; say: called with the name of the signal once there was one.
+
+        outlives_terminal: whether SIGHUP, of a closed terminal, asks as the others do; else it ends at once.
+        """
         self.number: int | None = None
         self.begun = self.at_once = False
         self._say = say
+        self._outlives_terminal = outlives_terminal
 
     @property
     def asked(self) -> bool:
@@ -36,10 +43,11 @@ class Stopping:
     def hear(self, number: int, _frame: object = None) -> None:
         """Take a signal: remember it, or end at once.
 
-        Raises: KeyboardInterrupt or SystemExit where there is nothing to wait for, at SIGHUP, whose reader is
-        gone, and at Ctrl-C after another signal.
+        Raises: KeyboardInterrupt or SystemExit where there is nothing to wait for, at SIGHUP where nobody
+        goes on without a terminal, and at Ctrl-C after another signal.
         """
-        hurried = number == signal.SIGHUP or (self.asked and number == signal.SIGINT)
+        is_final = number == signal.SIGHUP and not self._outlives_terminal
+        hurried = is_final or (self.asked and number == signal.SIGINT)
         if hurried or not self.begun:
             self.at_once = True
             _leave(number)
@@ -66,16 +74,20 @@ def _leave(number: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def signals_heard(say: Callable[[str], None] = lambda name: None) -> Iterator[Stopping]:
-    """Let signals ask training to end; SIGHUP ends the process at once, leaving nothing behind.
+def signals_heard(
+    say: Callable[[str], None] = lambda name: None, *, outlives_terminal: bool = False
+) -> Iterator[Stopping]:
+    """Let signals ask training to end; say, outlives_terminal: as for `Stopping`.
+
+    Where it does not outlive its terminal, SIGHUP ends the process at once, leaving nothing behind.
 
     Where somebody else handles them, or in another thread than the main one, nothing is changed.
     """
-    stopping = Stopping(say)
+    stopping = Stopping(say, outlives_terminal=outlives_terminal)
     before = {}
     if threading.current_thread() is threading.main_thread():
         usual = (signal.SIG_DFL, signal.default_int_handler)
-        found = {number: signal.getsignal(number) for number in (*ASKING, signal.SIGHUP)}
+        found = {number: signal.getsignal(number) for number in _SENT_TO_ALL}
         before = {number: handler for number, handler in found.items() if handler in usual}
     for number in before:
         signal.signal(number, stopping.hear)
@@ -87,17 +99,18 @@ def signals_heard(say: Callable[[str], None] = lambda name: None) -> Iterator[St
 
 
 def start_deaf_forkserver() -> None:
-    """Start the server that forks the ranks so that no signal but SIGKILL and SIGHUP ends it.
+    """Start the server that forks the ranks so that no signal but SIGKILL ends it.
 
-    A scheduler sends its signals to all processes of a job, and the launcher answers for all. Blocked signals
-    stay so in what is started meanwhile; one that comes now reaches this process afterwards.
+    A scheduler sends its signals to all processes of a job, as a terminal that is closed does, and the
+    launcher answers for all. Blocked signals stay so in what is started meanwhile; one that comes now reaches
+    this process afterwards.
 
     NOTE: to start the resource tracker unblocks some of them (Python 3.11), so that comes first.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
     try:
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
         place_sockets()
         forkserver.ensure_running()
     finally:
@@ -106,6 +119,6 @@ def start_deaf_forkserver() -> None:
 
 def leave_signals_to_launcher() -> None:
     """Ignore, as a rank, what the launcher answers."""
-    for number in ASKING:
+    for number in _SENT_TO_ALL:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT_TO_ALL)

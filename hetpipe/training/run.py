@@ -195,7 +195,7 @@ def train_predicted(
         recovery.missing, recovery.returned = hosts.missing, hosts.returned
         hosts.take_back(_no_way_back(settings, recovery))
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
-    with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
+    with folder.locked(), signals_heard(on_signal, outlives_terminal=True) as stopping, ExitStack() as ends:
         settings = replace(settings, run_id=run_id_for(folder, begun_from))
         _tidy(folder, begun_from)
         ends.callback(_tidy, folder, begun_from)

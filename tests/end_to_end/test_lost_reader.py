@@ -1,8 +1,10 @@
-"""A run whose output has lost its reader goes on without it."""
+"""A run whose output has lost its reader goes on without it; one whose terminal is closed keeps its model."""
 
 import os
+import pty
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +23,14 @@ from trainers import trainer
 MODEL = "bert-tiny"
 SOON_S = 60.0
 NOTE = "note: the output has no reader any more; the run goes on without it, in"
+IN_A_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from hetpipe.cli import main
+sys.exit(main())
+"""
+"""A process whose terminal is its standard input."""
 
 
 @pytest.fixture
@@ -84,3 +94,21 @@ def test_a_run_whose_output_is_cut_trains_to_the_end(hetpipe: Shell, words: list
     assert [line for line in errors.splitlines() if "reader" in line] == [f"{NOTE} mine"]
     newest = latest(RunFolder(Path("mine")).checkpoints)
     assert newest is not None and newest.name == "step-000004"
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_a_run_after_the_step_with_a_checkpoint(hetpipe: Shell, words: list[str]):
+    folder = RunFolder(Path("mine"))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", IN_A_TERMINAL, *words, "--steps", "900", "--quiet"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as run:
+        os.close(theirs)
+        deadline = time.monotonic() + SOON_S
+        while not folder.metrics.exists() or folder.metrics.read_text().count("\n") < 3:
+            assert run.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.close(ours)
+        assert run.wait(SOON_S) == 129
+    newest = latest(folder.checkpoints)
+    assert newest is not None
+    assert int(newest.name.removeprefix("step-")) == folder.read_metrics()[-1]["step"]

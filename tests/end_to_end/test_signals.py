@@ -105,6 +105,7 @@ def check_the_end_is_kept(folder: RunFolder) -> None:
     # a shell says 130 where a script ends by SIGINT; SIGUSR1 is below, and in test_reused_folders.py
     [
         (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
         pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.exhaustive),
         pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.exhaustive),
     ],
