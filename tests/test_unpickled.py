@@ -8,8 +8,9 @@ import pytest
 from places import MODULES
 
 PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-PICKLES_TO_OWN_RANKS = ("hetpipe.data.user_task",)
-"""A user's model, data and loss, which the launcher hands to the processes that it has forked itself."""
+PICKLES_TO_OWN_RANKS = ("hetpipe.data.main_module", "hetpipe.data.user_task")
+"""A user's model, data and loss, with what they see of their script: the launcher hands them to the processes
+that it has forked itself."""
 
 PIPES_TO_OWN_RANKS = (
     "hetpipe.hosts.leader",  # to itself: a thread wakes the one that watches the ranks

@@ -10,7 +10,8 @@ up, like beside like. `long_texts` and long `file_rows` are read in pieces, of f
 the same each time; tokens of texts are `kept_tokens` of the cache, and `listened` tells how far that is.
 `token_files` stay where they are, and `table_files` hold rows as JSON lines do. `pair_files` and `pairs` are
 translations, which `bleu` compares; `questions` have their `answers` in a text. A user's own model and data
-come in through `user_task`, `own_code` knows what its times depend on.
+come in through `user_task`, `own_code` knows what its times depend on, and `main_module` what code sees of
+its script.
 
 Others use:
     task: TrainingTask, TaskFactory, OptimizerFactory, prepare_data, registered_task, model_notes

@@ -5,35 +5,45 @@ import hashlib
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from torch import nn
+
+from hetpipe.data.main_module import MAIN, Seen, codes_of, held_by, seen_in_main
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _OURS = ("hetpipe", "partition", "cost_model")
 
 
-def own_code_sha256(model: nn.Module, *functions: object, pack: Callable[[object], bytes]) -> str:
+def own_code_sha256(model: nn.Module, *functions: object) -> str:
     """Return the hash of a model as it computes, and of functions that compute beside it, as a loss.
 
     Of the model: the names, classes and plain attributes of its modules, and its parameters but for their
     values. Of the code: the files that define them, with those that these import, but for what is installed,
-    whose versions are known. pack: gives what a notebook defines, which is in no file, by value.
+    whose versions are known; of a notebook, which is in no file, the functions and classes, and the globals
+    that they see.
     """
     described = [_module(model), *map(_described, functions)]
     starts = [*(type(module) for module in model.modules()), *map(_code_of, functions)]
     code = hashlib.sha256(json.dumps(described).encode())
     homes = dict.fromkeys(str(getattr(start, "__module__", None)) for start in starts)
-    for home in homes:
-        if _file_of(home) is None and home == "__main__":
-            for start in dict.fromkeys(each for each in starts if each.__module__ == home):
-                code.update(pack(start))
+    if _file_of(MAIN) is None:
+        code.update(json.dumps(_of_main(seen_in_main(starts))).encode())
     for path in sorted(_own_files(list(homes))):
         code.update(path.read_bytes())
     return code.hexdigest()
+
+
+def _of_main(seen: Seen) -> Any:
+    """Return what code of a notebook does as JSON, the same when its cell is run again."""
+    codes = [code for start in seen.code for code in codes_of(start)]
+    held = [held_by(start) for start in seen.code]
+    steps = [[code.co_code.hex(), code.co_names, code.co_varnames] for code in codes]
+    constants = [each for code in codes for each in code.co_consts if not isinstance(each, CodeType)]
+    return [steps, _described(constants), _described(held), _described(seen.values)]
 
 
 def _module(model: nn.Module) -> list[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.data.held_out import HeldOut
+from hetpipe.data.main_module import MAIN, globals_for_ranks, pickled, set_globals
 from hetpipe.data.own_code import own_code_sha256
 from hetpipe.data.task import OptimizerFactory, TrainingTask, own_settings
 from hetpipe.data.user_data import batch_in, batch_of, has_length, order_of, repeated
@@ -94,10 +95,13 @@ class UserTask:
         self._weights = chain.given
         self._has_weights = chain.given is not None
         sent = {**parts, "chain": replace(chain, given=None)}
-        self._parts = {what: _packed(what, part) for what, part in sent.items()}
+        packed = {what: _packed(what, part) for what, part in sent.items()}
+        self._parts = {what: data for what, (data, _) in packed.items()}
+        self._globals = globals_for_ranks(start for _, of_main in packed.values() for start in of_main)
+        self._is_sent = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weights": None, "_rates": None}
+        return {**self.__dict__, "_weights": None, "_rates": None, "_is_sent": True}
 
     def own_settings(self, step: int) -> dict[str, JsonValue]:
         """Return what `TrainingTask.own_settings` does, in the process that made this."""
@@ -118,6 +122,8 @@ class UserTask:
         (folder.path / WEIGHTS_FILE).unlink(missing_ok=True)
 
     def __call__(self, folder: RunFolder, settings: TaskSettings) -> TrainingTask:
+        if self._is_sent:
+            set_globals(self._globals)
         parts = {what: pickle.loads(data) for what, data in self._parts.items()}
         chain, options = parts["chain"], parts["options"]
         if self._has_weights:
@@ -179,9 +185,7 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
         parts,
         _sequence_length(inputs),
         num_samples=len(data) if has_length(data) else None,
-        code_sha256=own_code_sha256(
-            built, loss, chosen.make_optimizer, _shapes(inputs, labels), pack=cloudpickle.dumps
-        ),
+        code_sha256=own_code_sha256(built, loss, chosen.make_optimizer, _shapes(inputs, labels)),
         num_held_out=num_held_out,
         held_out_sha256=_held_out_sha256(chosen, num_held_out),
     )
@@ -231,18 +235,15 @@ def _held_out_sha256(options: Options, numbers: tuple[int, int]) -> str:
     return found.hexdigest()
 
 
-def _packed(what: str, part: object) -> bytes:
-    """Return the bytes from which another process makes the part."""
+def _packed(what: str, part: object) -> tuple[bytes, list[object]]:
+    """Return the bytes from which another process makes the part, and what of a script is named in them."""
     names = {"chain": "the model", "options": "an option"}
     name = names.get(what, f"the {what}")
-    try:
-        data = pickle.dumps(part)
-    except Exception:
-        data = None
-    if data is not None and not (b"__main__" in data and not hasattr(sys.modules["__main__"], "__file__")):
-        return data
+    data, of_main = pickled(part, sys.maxsize)
+    if data is not None and (hasattr(sys.modules[MAIN], "__file__") or MAIN.encode() not in data):
+        return data, of_main
     try:  # by value: a lambda, or what a notebook defines, which the ranks cannot import
-        return bytes(cloudpickle.dumps(part))
+        return bytes(cloudpickle.dumps(part)), of_main
     except Exception as error:
         raise InputError(
             f"{name} cannot be sent to the ranks ({reason_of(error)}); let it hold nothing of this process, "

@@ -3,7 +3,6 @@
 import copy
 import multiprocessing
 import os
-import pickle
 import signal
 import textwrap
 from collections.abc import Mapping
@@ -240,7 +239,7 @@ def test_the_cache_knows_a_model_by_its_code_and_sizes(tmp_path, monkeypatch):
         model = nn.Sequential(my_layers.Layer(width, width), nn.Dropout(0.1))
         for name, value in attributes.items():
             setattr(model[1], name, value)
-        return own_code_sha256(model, user_tasks.squared_error, None, pack=pickle.dumps)
+        return own_code_sha256(model, user_tasks.squared_error, None)
 
     first = key()
     assert key() == first
@@ -249,7 +248,7 @@ def test_the_cache_knows_a_model_by_its_code_and_sizes(tmp_path, monkeypatch):
     losses = user_tasks.squared_error, nn.MSELoss(reduction="sum")
     for frozen, loss in ((True, losses[0]), (False, losses[1])):
         model.requires_grad_(not frozen)
-        assert own_code_sha256(model, loss, None, pack=pickle.dumps) != first
+        assert own_code_sha256(model, loss, None) != first
     helper.write_text("def bend(x):\n    return 2 * x\n")  # what the layer's file imports
     assert key() != first
 

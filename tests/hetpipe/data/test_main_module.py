@@ -1,0 +1,151 @@
+"""What functions of a script see there reaches the ranks as it is when the trainer is made."""
+
+import argparse
+import os
+import subprocess
+import sys
+import textwrap
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import trainers
+import user_tasks
+from hetpipe.data import main_module
+from hetpipe.data.main_module import globals_for_ranks, seen_in_main, set_globals
+from hetpipe.data.own_code import own_code_sha256
+from places import SUPPORT
+
+SCRIPT = """
+    import functools, math
+    import argparse
+
+    SCALE, UNUSED, LARGE = 1.0, 1.0, 1.0
+    chosen = None
+
+    class Powers:
+        even = 2
+
+        @property
+        def twice(self):
+            return 2 * self.even
+
+    class Data:
+        def __init__(self):
+            self.length = 3
+
+        def __len__(self):
+            return self.length + len(names)
+
+        @staticmethod
+        def at(k):
+            return LARGE
+
+    names = ["one"]
+    powers = Powers()
+
+    def outer(x):
+        return inner(x) * math.pi
+
+    def inner(x):
+        return [x * chosen.rate for _ in range(int(SCALE))] + [powers.twice]
+
+    def shifted(by):
+        def shift(x):
+            return x + by * UNUSED
+        return shift
+"""
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a script anew: the main module of who trains, or of a rank that has imported it."""
+
+    def made(file: str | None = "script.py", text: str = SCRIPT) -> Any:
+        module = ModuleType("__main__")
+        if file is not None:
+            module.__file__ = file
+        monkeypatch.setitem(sys.modules, "__main__", module)
+        exec(textwrap.dedent(text), vars(module))
+        return module
+
+    return made
+
+
+def test_what_functions_and_classes_of_a_script_see_is_found(script):
+    main = script()
+    assert set(seen_in_main([main.outer]).values) == {"inner", "chosen", "SCALE", "powers"}
+    assert main.Powers in seen_in_main([main.outer]).code  # through an instance
+    assert set(seen_in_main([main.Data]).values) == {"names", "LARGE"}
+    assert set(seen_in_main([main.shifted(2)]).values) == {"UNUSED"}
+    assert seen_in_main([torch.nn.Linear, user_tasks.squared_error]).values == {}
+
+
+def test_a_rank_sees_what_was_set_under_the_guard(script, monkeypatch):
+    monkeypatch.setattr(main_module, "LARGEST_BYTES", 1000)
+    main = script()
+    main.SCALE, main.UNUSED, main.LARGE = 2.0, 5.0, bytes(2000)
+    main.chosen, main.Powers.even = argparse.Namespace(rate=3.0), 7
+    main.names.append("two")
+    packed = globals_for_ranks([main.outer, main.Data])
+    rank = script()
+    set_globals(packed)
+    assert rank.inner(1.0) == [3.0, 3.0, 14] and len(rank.Data()) == 5
+    assert (rank.UNUSED, rank.LARGE) == (1.0, 1.0)  # not seen, and too large
+
+
+def test_a_notebook_sends_its_globals_by_value_and_not_these(script):
+    main = script(file=None)
+    rank = script()
+    set_globals(globals_for_ranks([main.outer]))
+    assert rank.chosen is None
+
+
+def test_a_cell_that_is_run_again_is_the_same_code(script):
+    text = "from torch import nn\nclass Wave(nn.Module):\n    def forward(self, x): return bend(x) * RATE\n"
+    text += "RATE = 2\ndef bend(x):\n    return x + 1\n"
+
+    def key(text: str) -> str:
+        return own_code_sha256(script(None, text).Wave(), user_tasks.squared_error)
+
+    assert key(text) == key("\n\n" + text)
+    changes = (("x + 1", "x + 2"), ("x + 1", "x - 1"), ("RATE = 2", "RATE = 3"), ("* RATE", "/ RATE"))
+    assert len({key(text), *(key(text.replace(*change)) for change in changes)}) == 5
+
+
+WHOLE = """
+    import sys
+    from pathlib import Path
+    import torch
+    from trainers import Recorder, trainer
+
+    SCALE = 1.0
+
+    class Power:
+        of = 2
+
+    def loss(outputs, labels):
+        return (SCALE * (outputs - labels).abs() ** Power.of).sum()
+
+    if __name__ == "__main__":
+        SCALE, Power.of = float(sys.argv[1]), int(sys.argv[2])
+        recorder = Recorder()
+        trainer(Path.cwd() / "it", loss=loss, callbacks=[recorder]).fit(1)
+        print(recorder.metrics[0]["loss"])
+"""
+
+
+def test_a_loss_of_a_script_trains_with_its_arguments(tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(WHOLE))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ["PYTHONPATH"]])}
+    result = subprocess.run(
+        [sys.executable, "script.py", "3", "4"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    data, order = user_tasks.samples(), range(trainers.BATCH)
+    chosen = [data[trainers.epoch_order(0, 0, len(data))[position]] for position in order]
+    x, y = (torch.stack(parts) for parts in zip(*chosen, strict=True))
+    expected = 3 * ((trainers.module()(x) - y).abs() ** 4).sum() / trainers.BATCH
+    assert result.stdout and float(result.stdout) == pytest.approx(expected.item()), result.stderr
