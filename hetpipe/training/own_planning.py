@@ -107,6 +107,22 @@ def sizes_for(batch_size: int, cluster: Cluster) -> Sequence[int] | None:
     return tuple(size for size in sizes if size <= min(most, batch_size))
 
 
+_OF_FOLDER = re.compile(r"[^./\\\s][^/\\\x00-\x1f\x7f]*")
+
+
+def checked_name(name: object) -> str:
+    """Return the name of a run, which its folder under runs/ begins with.
+
+    Raises: InputError if no folder can be called so.
+    """
+    if isinstance(name, str) and _OF_FOLDER.fullmatch(name) and len(name.encode()) <= 100:
+        return name
+    shown = repr(name) if len(repr(name)) <= 40 else f"{repr(name)[:40]}..."
+    raise InputError(
+        f"name is {shown}; give what a folder can be called: at most 100 letters, digits, '-', '_', ..."
+    )
+
+
 def name_of(model: Model) -> str:
     """Return the name of a model that is given none: that of its class, or of what builds it."""
     named = type(model) if isinstance(model, nn.Module) else model

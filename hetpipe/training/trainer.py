@@ -34,7 +34,7 @@ from hetpipe.training.callbacks import Callback, Callbacks
 from hetpipe.training.checkpoint_owners import check_optimizer
 from hetpipe.training.checkpoint_weights import export_huggingface, load_weights
 from hetpipe.training.given_optimizer import AdamW, checked_optimizer, whole_states
-from hetpipe.training.own_planning import OwnPlanning, checked_batch_size, name_of
+from hetpipe.training.own_planning import OwnPlanning, checked_batch_size, checked_name, name_of
 from hetpipe.training.resumed_settings import inherited
 from hetpipe.training.resumption import find_checkpoint, steps_done
 from hetpipe.training.run import train_predicted, verified_prediction
@@ -136,7 +136,8 @@ class Trainer:
         self._loss, self._count_terms, self._eval_data = loss, count_terms, eval_data
         self._check_settings(settings)
         known = profile if plan is None else plan
-        called = name or (name_of(model) if known is None else known.model)
+        found = name_of(model) if known is None else known.model
+        called = checked_name(found if name is None else name)
         self._planning = OwnPlanning(self._cluster, self._task, called, batch, dtype, quiet=not progress)
         stated = {"sequence_length": self._task.sequence_length, "dtype": dtype}
         held_out = {} if eval_data is None else {"eval_data": (GIVEN,)}

@@ -266,6 +266,12 @@ def test_names_of_runs():
     assert name_of(print.__class__.__call__) in ("call", "own")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["org/model", "../x", ".x", "", "x" * 101, "a\nb", 3])
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match=r"name is .*; give what a folder can be called"):
+        trainer(tmp_path, name=name)
+
+
 def test_a_plan_goes_by_its_name(tmp_path):
     plan = chain_plan("mine", [0, 2, 5], 4)
     with pytest.raises(InputError, match="the model is a Plan; give model, data, optimizer, loss, and plan="):
