@@ -113,12 +113,13 @@ class Family:
         """
         # one kind of layer for each layer, and token ids within the vocabulary: not those of the folder
         whole = self.configuration(config)
-        num_blocks = getattr(whole, "num_hidden_layers", None)
+        stages = _small_stages(whole)
+        num_blocks = None if stages else getattr(whole, "num_hidden_layers", None)
         by_layer = {
             key for key, value in config.items() if isinstance(value, list) and len(value) == num_blocks
         }
         small = {key: value for key, value in config.items() if key not in by_layer | {"layer_types"}}
-        small |= self.shrunk
+        small |= {**self.shrunk, **stages}
         if not task.reads_text:
             return small | _small_image(whole)
         small["vocab_size"] = SMALL_VOCABULARY
@@ -165,6 +166,19 @@ def _stored_as_weights(model: nn.Module) -> nn.Module:
             del owner._buffers[key]
             owner.register_parameter(key, nn.Parameter(buffer, requires_grad=False))
     return model
+
+
+def _small_stages(config: Any) -> dict[str, object]:
+    """Return the sizes of a tiny copy of a model of stages of blocks (`depths`); nothing of another one."""
+    depths, widths = getattr(config, "depths", None), getattr(config, "hidden_sizes", None)
+    if not isinstance(depths, list) or not isinstance(widths, list):
+        return {}
+    sizes = {
+        "depths": [min(depth, 2) for depth in depths],
+        "hidden_sizes": [8 * (stage + 1) for stage in range(len(widths))],
+        "num_stages": len(depths),
+    }
+    return {key: value for key, value in sizes.items() if hasattr(config, key)}
 
 
 def _small_image(config: Any) -> dict[str, object]:

@@ -80,6 +80,16 @@ def test_the_split_of_a_classifier_is_exact(tmp_path, architecture):
     assert report.passed, report.reason
 
 
+def test_a_model_of_stages_is_checked_by_a_narrow_copy_with_as_many(tmp_path):
+    sizes = {"hidden_sizes": [96, 192, 384], "depths": [1, 3, 9], "num_stages": 3}
+    save_other(tmp_path / "mine", "ConvNextForImageClassification", **sizes)
+    spec = model_spec(str(tmp_path / "mine"))
+    small = spec.build_shrunk()
+    assert [len(stage.layers) for stage in small.convnext.encoder.stages] == [1, 2, 2]
+    assert sum(parameter.numel() for parameter in small.parameters()) < 10**5
+    assert check_split(spec).passed
+
+
 ALIKE = (
     "DistilBertForSequenceClassification",
     "DebertaV2ForSequenceClassification",
