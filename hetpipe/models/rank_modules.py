@@ -7,8 +7,8 @@ from cost_model.cluster import Device
 from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.runs.settings import TaskSettings
 
-RANKS = ("hetpipe.training.rank", "hetpipe.profiling.layer_profiler")
-"""Where what ranks run is."""
+RANKS = ("hetpipe.training.rank", "hetpipe.profiling.layer_profiler", "torch._dynamo")
+"""Where what ranks run is, and what torch loads with the first optimizer, in a second or two of each rank."""
 OF_TABLE = ("bert", "gpt2", "llama")
 """Families of the models known by name, which begin with them."""
 

@@ -20,7 +20,7 @@ from hetpipe.data.listened import listening
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
 from hetpipe.models.adapters import task_spec
-from hetpipe.models.rank_modules import modules_of
+from hetpipe.models.rank_modules import RANKS, modules_of
 from hetpipe.program.verification import verify
 from hetpipe.runs.identity import run_id_for
 from hetpipe.runs.run_folder import RunFolder
@@ -362,8 +362,8 @@ def rank_group(
     """
     try:
         preload = modules_of(settings, devices)
-    except InputError:
-        preload = ()
+    except InputError:  # a model of the user's own
+        preload = RANKS
     return RankGroup(
         tuple(device.name for device in devices),
         rank_threads(devices, local, plan),

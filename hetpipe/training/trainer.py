@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cost_model.units import format_seconds
 from hetpipe.data.task import OptimizerFactory
 from hetpipe.data.user_task import Model, own_task
 from hetpipe.models.loss import Loss
+from hetpipe.models.rank_modules import RANKS
 from hetpipe.reporting.lost_reader import go_on_in, reader_outlived
 from hetpipe.reporting.progress import step_bar
 from hetpipe.reporting.run_tables import run_marks
@@ -28,6 +30,7 @@ from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, checked_settings
 from hetpipe.runs.warned import warn_caller
 from hetpipe.runtime.processes import under_torchrun
+from hetpipe.runtime.rank_server import server_ahead
 from hetpipe.simulation.prediction import Prediction
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.callbacks import Callback, Callbacks
@@ -179,7 +182,8 @@ class Trainer:
             before = {**inherited(manifest, steps), "data": (), "resume_from": str(source)}
         settings = self._settings_for(steps, before)
         self._callbacks.began(source)
-        report = self._train(settings, self._predict(settings))
+        with nullcontext() if under_torchrun() else server_ahead(RANKS):
+            report = self._train(settings, self._predict(settings))
         if self._progress and self.folder is not None:
             show([f"{report.steps} steps, {_step_sentence(report)}", *run_marks(report)])
             show([f"run folder: {self.folder.path}"])
