@@ -20,7 +20,7 @@ from hetpipe.hosts.interruption import Interrupted, Interruption
 from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.own_interface import interface_of
-from hetpipe.hosts.verdict import alarm_of, error_in, error_of, found_in, verdict_of
+from hetpipe.hosts.verdict import alarm_of, error_in, error_of, found_in, placed, verdict_of
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import read_settings
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
@@ -367,7 +367,7 @@ class Leader:
                 if self._stopping is not None:
                     self._stopping.ask(int(message["number"]), f" on {node}")
             case "failed" if message["attempt"] >= self._attempt:
-                self._fail(alarm_of(message["verdict"], float(message["age_s"])))
+                self._fail(alarm_of(placed(message["verdict"], node), float(message["age_s"])))
 
     def _lose(self, node: str, how: str) -> None:
         with self._changed:

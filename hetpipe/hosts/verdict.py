@@ -45,6 +45,12 @@ def error_of(verdict: dict[str, Any]) -> BaseException:
     return _KNOWN.get(name, WorkerLostError)(str(verdict["text"]))
 
 
+def placed(verdict: dict[str, Any], node: str) -> dict[str, Any]:
+    """Return a verdict of another host that says where it is from, if it may be true there alone."""
+    is_refusal = verdict["type"] in _KNOWN and verdict["type"] != DivergedError.__name__
+    return {**verdict, "text": f"on {node}: {verdict['text']}"} if is_refusal else verdict
+
+
 def alarm_of(verdict: dict[str, Any], age_s: float = NOTICED_AFTER_S) -> dict[str, Any]:
     """Return the event that ends the ranks of this host (`run_ranks`), of a verdict from another.
 

@@ -239,9 +239,11 @@ class CheckpointWriter:
         try:
             yield
         except OSError as error:
+            is_first = checkpoint.latest(self.folder.checkpoints) is None
+            rest = "begin again: none is there" if is_first else "go on with --resume from the one before"
             raise InputError(
                 f"{self.folder.checkpoints}: the checkpoint of step {step} cannot be written "
-                f"({error.strerror or error}); make room there, and go on with --resume from the one before"
+                f"({error.strerror or error}); make room there, and {rest}"
             ) from error
 
     def _layers(self, joined: Mapping[str, Mapping[str, Tensor]] = EMPTY) -> dict[int, _Layer]:

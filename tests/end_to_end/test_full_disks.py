@@ -1,6 +1,5 @@
 """Disks that are full or cannot be written: one line, and nothing is lost."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from hetpipe.training.checkpoint_damage import damage_of
 from partition.plan_file import plan_text
 from runs import CPU_CLUSTER, chain_plan, made_up_profile
 from shell import Result, Shell
+from small_disk import mounted
 
 MODEL = "bert-tiny"
 OTHER_FILES = 2**20
@@ -32,24 +32,13 @@ def run(hetpipe: Shell) -> Run:
     return lambda options: hetpipe(f"{line} --total-steps 9 {options}")
 
 
-def mounted(disk: Path, options: str) -> None:
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, f"hetpipe-test-{os.getpid()}", disk], capture_output=True
-    )
-    if done.returncode:
-        pytest.skip(f"no disk can be mounted: {done.stderr.decode().strip()}")
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk with room for a checkpoint and a half."""
     found = tmp_path / "disk"
     found.mkdir()
-    mounted(found, f"size={int(1.5 * checkpoint_bytes(made_up_profile(MODEL))) + OTHER_FILES}")
-    try:
+    with mounted(found, f"size={int(1.5 * checkpoint_bytes(made_up_profile(MODEL))) + OTHER_FILES}"):
         yield found
-    finally:
-        subprocess.run(["umount", "--lazy", found], check=True)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from hetpipe.simulation.shared_network import shared_step_s
 from hetpipe.training.checkpoint_damage import damage_of
 from host_runs import ALONE, LINE, NODES, SOON_S, TOKEN, Runs, hosts_with_folders
 from partition.plan_file import read_plan
+from small_disk import mounted
 
 STEPS = 5
 LOSSES_AGREE = 2e-6
@@ -120,6 +121,23 @@ def test_three_hosts_train_as_one_process_does(
         assert f"note: {name}/0 train, in runs/bert-tiny-002\n" in ended.err
     started_by_torchrun = RunFolder(leader.path.with_name("bert-tiny-002"))
     assert losses(started_by_torchrun) == pytest.approx(alone, rel=LOSSES_AGREE)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive  # which host it is says `placed`; test_full_disks.py has what one host says
+def test_a_disk_that_is_full_is_told_with_its_host(runs: Runs):
+    disk = runs.folders[1] / "run"
+    disk.mkdir()
+    with mounted(disk, "size=2M"):
+        runs.start(f"{LINE} {runs.give_profile(LAYER_S)} {rendezvous(runs)} --steps {STEPS} --run-folder run")
+        for ended in runs.ends(2, 2, 2):
+            (error,) = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+            assert error.startswith(
+                f"error: on {NODES[1]}: run/checkpoints: the checkpoint of step {STEPS} cannot"
+            )
+            assert error.endswith(
+                "(No space left on device); make room there, and begin again: none is there"
+            )
 
 
 @pytest.mark.slow
