@@ -8,6 +8,7 @@ inputs to 8 bits, too, but for columns that depend on what else is in the microb
 
 import hashlib
 import importlib
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -147,6 +148,8 @@ def bitsandbytes() -> ModuleType:
 
     Raises: InputError if it is not installed.
     """
+    # it warns of a kernel that it cannot download: here matrices are dequantized, then multiplied
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
