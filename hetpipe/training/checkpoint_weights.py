@@ -48,7 +48,7 @@ def whole_or_nothing(target: Path) -> Iterator[None]:
         raise
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
+def load_weights(folder: Path | str, model: nn.Module) -> None:
     """Fill a model, on the meta device or the CPU, with the weights of a checkpoint.
 
     Its parameters are replaced: an optimizer that holds the old ones has to be made anew. Of a model with
@@ -56,6 +56,12 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
     Raises: InputError if the checkpoint's names or shapes are not the model's, or its base is another.
     """
+    if not isinstance(folder, str | Path) or not isinstance(model, nn.Module):
+        raise InputError(
+            f"load_weights is given a {type(folder).__name__} and a {type(model).__name__}; give the folder of "
+            "a checkpoint, as Trainer.checkpoint is once one is written, and the model"
+        )
+    folder = Path(folder)
     fill(model, read_weights(folder), folder, read_manifest(folder).base)
 
 

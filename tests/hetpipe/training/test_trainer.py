@@ -200,6 +200,12 @@ def test_a_rate_that_is_none_is_refused_with_its_step(tmp_path, given):
     assert len(RunFolder(tmp_path / "run").read_metrics()) == 1
 
 
+@pytest.mark.parametrize(("first", "second"), [(module(), "place"), (None, module())])
+def test_weights_are_loaded_from_a_folder_into_a_model(first, second):
+    with pytest.raises(InputError, match="give the folder of a checkpoint"):
+        checkpoint_weights.load_weights(first, second)
+
+
 @pytest.mark.slow
 def test_trained_weights_come_back_and_the_module_stays_as_it_is(tmp_path):
     model = module()
