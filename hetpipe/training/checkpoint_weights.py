@@ -58,8 +58,8 @@ def load_weights(folder: Path | str, model: nn.Module) -> None:
     """
     if not isinstance(folder, str | Path) or not isinstance(model, nn.Module):
         raise InputError(
-            f"load_weights is given a {type(folder).__name__} and a {type(model).__name__}; give the folder of "
-            "a checkpoint, as Trainer.checkpoint is once one is written, and the model"
+            f"load_weights is given a {type(folder).__name__} and a {type(model).__name__}; give the folder "
+            "of a checkpoint, as Trainer.checkpoint is once one is written, and the model"
         )
     folder = Path(folder)
     fill(model, read_weights(folder), folder, read_manifest(folder).base)
