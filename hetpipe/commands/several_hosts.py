@@ -234,7 +234,7 @@ class Asked:
     """What all hosts are asked to do together, and what of it is compared before.
 
     cluster: whole; usable: less what is excluded. said: options by name that are to be the same. data: texts.
-    what: a word for it.
+    run: groups of options that the leader decides. what: a word for it.
     """
 
     cluster: Cluster
@@ -243,6 +243,7 @@ class Asked:
     said: Mapping[str, object]
     data: tuple[Path, ...] = ()
     eval_data: tuple[Path, ...] = ()
+    run: tuple[object, ...] = ()
     what: str = "training"
 
     @classmethod
@@ -255,9 +256,8 @@ class Asked:
         said |= {f"--{name}": str(value) for name, value in options.decided.items()}
         texts = readable_texts(training.data, entry) if training.data else ()
         held_out = readable_texts(learning.eval_data, entry) if learning.eval_data else ()
-        return cls(
-            request.cluster, request.usable, entry, said, tuple(map(Path, texts)), tuple(map(Path, held_out))
-        )
+        data, held_out = tuple(map(Path, texts)), tuple(map(Path, held_out))
+        return cls(request.cluster, request.usable, entry, said, data, held_out, (training, learning))
 
     def facts(self, node: Node) -> "Facts":
         """Return what this host, of a node, says of itself.
@@ -267,7 +267,7 @@ class Asked:
         """
         import torch  # noqa: F401
 
-        from hetpipe.hosts.agreement import facts_of
+        from hetpipe.hosts.agreement import facts_of, options_of_leader
 
         given = {
             "model": [self.entry.folder.path] if self.entry.folder is not None else [],
@@ -275,7 +275,8 @@ class Asked:
             "data": self.data,
             "eval_data": self.eval_data,
         }
-        return facts_of(node, self.cluster, given, {"--model": self.entry.name, **self.said})
+        said = {**self.said, **options_of_leader(*self.run)}
+        return facts_of(node, self.cluster, given, {"--model": self.entry.name, **said})
 
 
 def said_of(dtype: str | None, loss_chunks: int | None, *, compiled: bool) -> dict[str, object]:

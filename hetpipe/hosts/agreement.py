@@ -14,6 +14,11 @@ from cost_model.errors import InputError
 PIECE_BYTES = 2**22
 TOLD_ONLY = ("python", "CUDA", "ROCm", "driver")
 """What may differ between hosts that compute the same; it is told."""
+OF_LEADER = (
+    "--steps", "--total-steps", "--learning-rate", "--warmup-steps", "--decay", "--weight-decay", "--betas",
+    "--epsilon", "--rho", "--clip-norm", "--eval-every", "--patience", "--seed", "--every", "--keep",
+)  # fmt: skip
+"""Options that the leader's line decides; where another host's says otherwise, it is told."""
 _COMPILED = "__pycache__"
 _OF_GPUS = ("CUDA", "ROCm", "NCCL", "RCCL", "driver")
 _REMEDIES = {
@@ -62,6 +67,17 @@ def facts_of(
     if any(device.is_gpu for device in node.devices):
         alike |= gpu_versions()
     return Facts(node.name, platform.node(), alike)
+
+
+def options_of_leader(*groups: object) -> dict[str, object]:
+    """Return, by name, those of the options of some groups that `OF_LEADER` has."""
+    fields = {name: name.removeprefix("--").replace("-", "_") for name in OF_LEADER}
+    return {
+        name: getattr(group, field)
+        for name, field in fields.items()
+        for group in groups
+        if hasattr(group, field)
+    }
 
 
 def gpu_versions() -> dict[str, str]:
@@ -131,6 +147,8 @@ def compare(hosts: Sequence[Facts]) -> list[str]:
             )
             if name in TOLD_ONLY:
                 told.append(words)
+            elif name in OF_LEADER:
+                told.append(f"{words}, which leads: so does all run")
             else:
                 refused.append((name, words))
     if refused:
