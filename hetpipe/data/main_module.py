@@ -1,5 +1,6 @@
 """What code of the main module, a script or a notebook, sees there: its globals, by name."""
 
+import ast
 import dis
 import io
 import pickle
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -94,6 +96,15 @@ def attributes_of(value: Any) -> dict[str, object]:
     }
 
 
+def are_importable(found: Iterable[Any]) -> bool:
+    """Return whether another process has functions and classes of the main module, which it imports anew.
+
+    It has none of a notebook, and none that a script defines under `if __name__ == "__main__":`.
+    """
+    own = {each.__qualname__.partition(".")[0] for each in found}
+    return not own or (hasattr(sys.modules[MAIN], "__file__") and not own & _under_the_guard())
+
+
 def globals_for_ranks(starts: Iterable[object]) -> bytes:
     """Return, pickled, the globals of a script that its functions and classes see, as they are now.
 
@@ -101,7 +112,7 @@ def globals_for_ranks(starts: Iterable[object]) -> bytes:
     were before, or not at all; and attributes of its classes likewise. What cannot be pickled or is too large
     is left out.
     """
-    seen = seen_in_main(starts) if hasattr(sys.modules[MAIN], "__file__") else Seen([], {})
+    seen = seen_in_main(starts)
     own = [(each, _sendable(attributes_of(each))) for each in seen.code]
     return pickle.dumps((_sendable(seen.values), [pair for pair in own if pair[1]]))
 
@@ -125,6 +136,18 @@ def set_globals(packed: bytes) -> None:
 
 def _sendable(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if pickled(value)[0] is not None}
+
+
+def _under_the_guard() -> set[str]:
+    """Return the names of what a script defines under its guard, if its text is there."""
+    try:
+        script = ast.parse(Path(str(sys.modules[MAIN].__file__)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    ifs = [each for each in script.body if isinstance(each, ast.If)]
+    guarded = [part for each in ifs if "__name__" in ast.unparse(each.test) for part in each.body]
+    inside = [each for part in guarded for each in ast.walk(part)]
+    return {each.name for each in inside if isinstance(each, ast.FunctionDef | ast.ClassDef)}
 
 
 class _Listing(pickle.Pickler):

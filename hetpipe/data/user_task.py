@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.data.held_out import HeldOut
-from hetpipe.data.main_module import MAIN, globals_for_ranks, pickled, set_globals
+from hetpipe.data.main_module import are_importable, globals_for_ranks, pickled, set_globals
 from hetpipe.data.own_code import own_code_sha256
 from hetpipe.data.task import OptimizerFactory, TrainingTask, own_settings
 from hetpipe.data.user_data import batch_in, batch_of, has_length, order_of, repeated
@@ -96,9 +96,14 @@ class UserTask:
         self._weights = chain.given
         self._has_weights = chain.given is not None
         sent = {**parts, "chain": replace(chain, given=None)}
-        packed = {what: _packed(what, part) for what, part in sent.items()}
-        self._parts = {what: data for what, (data, _) in packed.items()}
-        self._globals = globals_for_ranks(start for _, of_main in packed.values() for start in of_main)
+        packed = {what: pickled(part, sys.maxsize) for what, part in sent.items()}
+        of_main = [each for _, found in packed.values() for each in found]
+        can_import = are_importable(of_main)
+        self._parts = {
+            what: data if can_import and data is not None else _by_value(what, sent[what])
+            for what, (data, _) in packed.items()
+        }
+        self._globals = globals_for_ranks(of_main if can_import else ())
         self._is_sent = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,15 +253,12 @@ def _held_out_sha256(options: Options, numbers: tuple[int, int]) -> str:
     return found.hexdigest()
 
 
-def _packed(what: str, part: object) -> tuple[bytes, list[object]]:
-    """Return the bytes from which another process makes the part, and what of a script is named in them."""
+def _by_value(what: str, part: object) -> bytes:
+    """Return the bytes from which another process makes a part with what it cannot import, as a lambda."""
     names = {"chain": "the model", "options": "an option"}
     name = names.get(what, f"the {what}")
-    data, of_main = pickled(part, sys.maxsize)
-    if data is not None and (hasattr(sys.modules[MAIN], "__file__") or MAIN.encode() not in data):
-        return data, of_main
-    try:  # by value: a lambda, or what a notebook defines, which the ranks cannot import
-        return bytes(cloudpickle.dumps(part)), of_main
+    try:
+        return bytes(cloudpickle.dumps(part))
     except Exception as error:
         raise InputError(
             f"{name} cannot be sent to the ranks ({reason_of(error)}); let it hold nothing of this process, "
