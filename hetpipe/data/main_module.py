@@ -99,10 +99,11 @@ def attributes_of(value: Any) -> dict[str, object]:
 def are_importable(found: Iterable[Any]) -> bool:
     """Return whether another process has functions and classes of the main module, which it imports anew.
 
-    It has none of a notebook, and none that a script defines under `if __name__ == "__main__":`.
+    It has none of a notebook or of stdin, and none that a script defines under `if __name__ == "__main__":`.
     """
     own = {each.__qualname__.partition(".")[0] for each in found}
-    return not own or (hasattr(sys.modules[MAIN], "__file__") and not own & _under_the_guard())
+    file = getattr(sys.modules[MAIN], "__file__", None)
+    return not own or (file is not None and Path(file).is_file() and not own & _under_the_guard())
 
 
 def globals_for_ranks(starts: Iterable[object]) -> bytes:

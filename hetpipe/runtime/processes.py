@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.runtime import heartbeats
 from hetpipe.runtime.gpus import before_cuda
-from hetpipe.runtime.rank_server import die_with_parent, environment_at_start, rank_context
+from hetpipe.runtime.rank_server import (
+    die_with_parent,
+    environment_at_start,
+    is_read_by_a_rank,
+    main_as_ranks_see_it,
+    rank_context,
+)
 from hetpipe.runtime.rank_watch import Watch
 from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import leave_signals_to_launcher
@@ -94,6 +100,12 @@ class RankGroup:
         return tuple(range(len(self.names))) if self.local is None else self.local
 
 
+def leave_if_read_by_a_rank() -> None:
+    """End this process if it is about to be a rank, and reads a script that trains whenever it is read."""
+    if is_read_by_a_rank():
+        os._exit(UNGUARDED)
+
+
 def run_ranks(
     main: RankMain,
     arguments: Sequence[Any],
@@ -114,8 +126,7 @@ def run_ranks(
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     Each has the event of the error as its attribute `report`.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        os._exit(UNGUARDED)
+    leave_if_read_by_a_rank()
     context = rank_context((main.__module__, *group.preload))
     with scratch_folder("store") as folder, environment_at_start():
         processes: list[BaseProcess] = []
@@ -143,7 +154,8 @@ def run_ranks(
                     name=f"hetpipe rank {rank}",
                 )
                 try:
-                    process.start()
+                    with main_as_ranks_see_it():
+                        process.start()
                 except BrokenPipeError:  # it ended while it was given its arguments
                     raise InputError(_UNGUARDED) from None
                 rank_end.close()

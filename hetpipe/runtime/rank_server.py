@@ -40,9 +40,9 @@ def server_ahead(preload: Sequence[str]) -> Iterator[None]:
     """Have the server load modules meanwhile; it is ended afterwards if no rank was asked for.
 
     Where a server runs already, this changes nothing; nor in another thread than the main one, since the
-    server ends with the thread that started it.
+    server ends with the thread that started it, nor in a rank that reads its script.
     """
-    can = _METHOD in multiprocessing.get_all_start_methods()
+    can = _METHOD in multiprocessing.get_all_start_methods() and not is_read_by_a_rank()
     if not can or _runs() or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -53,6 +53,26 @@ def server_ahead(preload: Sequence[str]) -> Iterator[None]:
     finally:
         if not _Use.ranks:
             _kill()
+
+
+def is_read_by_a_rank() -> bool:
+    """Return whether this process, about to be a rank, reads the script that starts ranks."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+
+
+@contextlib.contextmanager
+def main_as_ranks_see_it() -> Iterator[None]:
+    """Let ranks that are started here not read a script which is in no file, as one from stdin is."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or os.path.isfile(path):
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = path
 
 
 def _runs() -> bool:

@@ -29,7 +29,7 @@ from hetpipe.runs.run_folder import RunFolder, check_empty
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, checked_settings
 from hetpipe.runs.warned import warn_caller
-from hetpipe.runtime.processes import under_torchrun
+from hetpipe.runtime.processes import leave_if_read_by_a_rank, under_torchrun
 from hetpipe.runtime.rank_server import server_ahead
 from hetpipe.simulation.prediction import Prediction
 from hetpipe.training import checkpoint, torchrun
@@ -170,6 +170,7 @@ class Trainer:
         Raises: InputError or InfeasibleError before anything is written, if the run cannot work;
         WorkerLostError if a process fails.
         """
+        leave_if_read_by_a_rank()
         if under_torchrun() and os.environ["RANK"] != "0":
             torchrun.follow(self._task)
         steps = self._once_through() if steps is None else steps
@@ -200,6 +201,7 @@ class Trainer:
         return self._predict(self._settings_for(steps=1))
 
     def _predict(self, settings: Settings) -> Prediction:
+        leave_if_read_by_a_rank()
         if self.profile is None:
             self.profile = self._planning.measure(self.plan)
         elif self.plan is None and self.profile.model != self._planning.name:

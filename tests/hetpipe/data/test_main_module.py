@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -144,13 +145,25 @@ WHOLE = """
 """
 
 
-def test_losses_of_a_script_train_with_its_arguments_also_one_that_is_under_its_guard(tmp_path):
-    (tmp_path / "script.py").write_text(textwrap.dedent(WHOLE))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ["PYTHONPATH"]])}
-    result = subprocess.run(
-        [sys.executable, "script.py", "3", "4"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+def run(
+    folder: Path, text: str, *arguments: str, from_stdin: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    (folder / "script.py").write_text(textwrap.dedent(text))
+    return subprocess.run(
+        [sys.executable, "-" if from_stdin else "script.py", *arguments],
+        input=textwrap.dedent(text) if from_stdin else "",
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ["PYTHONPATH"]])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_losses_of_a_script_train_with_its_arguments_also_one_that_is_under_its_guard(tmp_path, from_stdin):
+    result = run(tmp_path, WHOLE, "3", "4", from_stdin=from_stdin)
     data, order = user_tasks.samples(), range(trainers.BATCH)
     chosen = [data[trainers.epoch_order(0, 0, len(data))[position]] for position in order]
     x, y = (torch.stack(parts) for parts in zip(*chosen, strict=True))
@@ -158,3 +171,12 @@ def test_losses_of_a_script_train_with_its_arguments_also_one_that_is_under_its_
     assert result.returncode == 0, result.stderr
     found = [float(word) for word in result.stdout.split()]
     assert found == pytest.approx([expected.item(), 2 * expected.item()])
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_whenever_it_is_read_is_told_of_its_guard(tmp_path):
+    text = "from pathlib import Path\nfrom trainers import trainer\ntrainer(Path.cwd() / 'it').fit(1)\n"
+    result = run(tmp_path, text)
+    assert "put what it does behind if __name__ == '__main__':" in result.stderr.splitlines()[-1], (
+        result.stderr
+    )
