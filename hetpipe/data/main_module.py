@@ -9,9 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import _lru_cache_wrapper, cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 MAIN = "__main__"
 LARGEST_BYTES = 1 << 24
@@ -92,7 +96,7 @@ def attributes_of(value: Any) -> dict[str, object]:
     return {
         name: each
         for name, each in vars(value).items()
-        if not name.startswith("__") and not any(map(_has_code, (each, getattr(each, "__func__", each))))
+        if not name.startswith("__") and next(_functions_of(each), None) is None
     }
 
 
@@ -114,7 +118,7 @@ def globals_for_ranks(starts: Iterable[object]) -> bytes:
     is left out.
     """
     seen = seen_in_main(starts)
-    own = [(each, _sendable(attributes_of(each))) for each in seen.code]
+    own = [(each, _sendable(attributes_of(each))) for each in seen.code if pickled(each)[0] is not None]
     return pickle.dumps((_sendable(seen.values), [pair for pair in own if pair[1]]))
 
 
@@ -152,22 +156,25 @@ def _under_the_guard() -> set[str]:
 
 
 class _Listing(pickle.Pickler):
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: "_Limited") -> None:
         super().__init__(file)
         self.of_main: list[object] = []
+        self._largest = file.largest
 
     def persistent_id(self, value: object) -> None:
         if _is_of_main(value):
             self.of_main.append(value)
+        elif isinstance(value, Tensor | np.ndarray) and value.nbytes > self._largest:
+            raise OverflowError  # before it is copied
 
 
 class _Limited(io.BytesIO):
     def __init__(self, largest: int) -> None:
         super().__init__()
-        self._largest = largest
+        self.largest = largest
 
     def write(self, data: Any) -> int:
-        if self.tell() + memoryview(data).nbytes > self._largest:
+        if self.tell() + memoryview(data).nbytes > self.largest:
             raise OverflowError
         return super().write(data)
 
@@ -177,14 +184,20 @@ def _is_of_main(value: object) -> bool:
 
 
 def _has_code(value: object) -> bool:
-    return isinstance(value, FunctionType)
+    return isinstance(value, FunctionType | _lru_cache_wrapper)
 
 
 def _functions_of(value: Any) -> Iterator[Any]:
-    members = vars(value).values() if isinstance(value, type) else (value,)
-    for member in members:
-        of_property = (member.fget, member.fset, member.fdel) if isinstance(member, property) else ()
-        yield from filter(_has_code, (getattr(member, "__func__", member), *of_property))
+    for member in vars(value).values() if isinstance(value, type) else (value,):
+        match member:
+            case FunctionType():
+                yield member
+            case staticmethod() | classmethod() | _lru_cache_wrapper():
+                yield from _functions_of(member.__wrapped__)
+            case property():
+                yield from filter(_has_code, (member.fget, member.fset, member.fdel))
+            case cached_property():
+                yield member.func
 
 
 def _globals_of(code: CodeType) -> list[str]:

@@ -47,6 +47,15 @@ SCRIPT = """
     names = ["one"]
     powers = Powers()
 
+    class Cached:
+        @functools.cached_property
+        def twice(self):
+            return 2 * UNUSED
+
+    @functools.lru_cache
+    def remembered():
+        return SCALE
+
     def outer(x):
         return inner(x) * math.pi
 
@@ -54,8 +63,11 @@ SCRIPT = """
         return [x * chosen.rate for _ in range(int(SCALE))] + [powers.twice]
 
     def shifted(by):
+        class Own:
+            factor = 3
+
         def shift(x):
-            return x + by * UNUSED
+            return x + by * UNUSED * Own.factor
         return shift
 """
 
@@ -81,20 +93,23 @@ def test_what_functions_and_classes_of_a_script_see_is_found(script):
     assert main.Powers in seen_in_main([main.outer]).code  # through an instance
     assert set(seen_in_main([main.Data]).values) == {"names", "LARGE"}
     assert set(seen_in_main([main.shifted(2)]).values) == {"UNUSED"}
+    assert set(seen_in_main([main.Cached]).values) == {"UNUSED"}
+    assert set(seen_in_main([main.remembered]).values) == {"SCALE"}
     assert seen_in_main([torch.nn.Linear, user_tasks.squared_error]).values == {}
 
 
 def test_a_rank_sees_what_was_set_under_the_guard(script, monkeypatch):
     monkeypatch.setattr(main_module, "LARGEST_BYTES", 1000)
     main = script()
-    main.SCALE, main.UNUSED, main.LARGE = 2.0, 5.0, bytes(2000)
+    main.SCALE, main.UNUSED, main.LARGE = 2.0, 5.0, torch.zeros(2000)
     main.chosen, main.Powers.even = argparse.Namespace(rate=3.0), 7
     main.names.append("two")
-    packed = globals_for_ranks([main.outer, main.Data])
+    packed = globals_for_ranks([main.outer, main.Data, main.shifted(2)])
     rank = script()
     set_globals(packed)
     assert rank.inner(1.0) == [3.0, 3.0, 14] and len(rank.Data()) == 5
-    assert (rank.UNUSED, rank.LARGE) == (1.0, 1.0)  # not seen, and too large
+    assert (rank.UNUSED, rank.LARGE) == (5.0, 1.0)  # one is too large
+    assert rank.shifted(2)(1) == 31
 
 
 def test_what_ranks_cannot_import_is_known(script, tmp_path):
