@@ -116,16 +116,37 @@ class TorchOptimizer(Optimizer):
                 placed = tensor.to(value.device) if on_device else tensor
                 state[short] = _NUMBERS[kind](tensor.item()) if kind else placed
         if state:
-            self.optimizer.state[value] = state
+            begun = self._begun_states(value)
+            added = {key: torch.zeros_like(value) for key in begun if key not in state}
+            self.optimizer.state[value] = {**state, **added}
+
+    def _begun_states(self, value: nn.Parameter) -> set[str]:
+        """Return the names of the states of a parameter's shape that these options ask for.
+
+        Those of an optimizer of torch, which makes them as zeros, and none later on: RMSprop resumed with
+        momentum, Adam with amsgrad. (SGD makes its buffer whenever there is none.)
+        """
+        kind: Any = type(self.optimizer)
+        if kind not in BY_NUMBER or kind is torch.optim.SGD:
+            return set()
+        sample = nn.Parameter(torch.zeros(2))
+        sample.grad = torch.zeros(2)
+        options = self._group_of(value)
+        plain = dict.fromkeys(options.keys() & {"fused", "capturable", "foreach"}, False)
+        made = kind([{**options, **plain, "params": [sample]}])
+        made.step()
+        states = made.state[sample].items()
+        return {key for key, state in states if isinstance(state, Tensor) and state.shape == sample.shape}
 
     def _counts_on_device(self, value: nn.Parameter) -> bool:
         """Return whether the optimizer keeps the number of steps where the parameter is, too."""
+        group = self._group_of(value)
+        return bool(group.get("fused") or group.get("capturable"))
+
+    def _group_of(self, value: nn.Parameter) -> dict[str, Any]:
         assert self.optimizer is not None
-        return any(
-            group.get("fused") or group.get("capturable")
-            for group in self.optimizer.param_groups
-            if any(member is value for member in group["params"])
-        )
+        groups = self.optimizer.param_groups
+        return next(group for group in groups if any(member is value for member in group["params"]))
 
 
 def optimizer_of(

@@ -74,6 +74,31 @@ def test_states_that_were_saved_go_on_as_if_never_stopped():
         assert torch.equal(copies[name], mine[name])
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "later", "added"),
+    [
+        (torch.optim.RMSprop, {}, {"momentum": 0.5, "centered": True}, {"momentum_buffer", "grad_avg"}),
+        (torch.optim.Adam, {"betas": (0.8, 0.9)}, {"amsgrad": True, "fused": True}, {"max_exp_avg_sq"}),
+        (torch.optim.SGD, {"momentum": 0.5}, {"momentum": 0.9}, set()),
+    ],
+)
+def test_states_that_new_options_ask_for_begin_with_zeros(kind, before, later, added):
+    mine, theirs = parameters(), parameters()
+    first = TorchOptimizer(kind(mine.values(), lr=0.1, **before), mine, mine.keys())
+    one_step(first, 0)
+    saved = {key: value.clone() for name in mine for key, value in first.states(name).items()}
+    for name, value in theirs.items():
+        value.data.copy_(mine[name].data)
+    again = TorchOptimizer(kind(theirs.values(), lr=0.1, **later), theirs, theirs.keys())
+    for name in theirs:
+        again.load_states(name, saved, 1)
+        found = again.states(name)
+        assert {key.removeprefix(f"{name}.") for key in found.keys() - saved.keys()} == added
+        assert not any(found[f"{name}.{key}"].any() for key in added)
+    one_step(again, 1)
+    assert all(value.isfinite().all() for value in theirs.values())
+
+
 def test_only_counted_parameters_add_to_the_norm():
     mine = parameters()
     optimizer = Optimizer(mine, {"bias", "norm"}, 0.0)
