@@ -29,7 +29,6 @@ from hetpipe.models.quantized_weights import parts_of
 from hetpipe.models.splittable import check_norms
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
-from hetpipe.runs.warned import warn_caller
 
 WEIGHTS_FILE = "initial.safetensors"
 LOOKED_AT = 32
@@ -180,7 +179,6 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
         built = model if isinstance(model, nn.Module) else model()
     if isinstance(built, nn.Module):
         check_norms(built, "use nn.GroupNorm or nn.LayerNorm")
-        _tell_of_eval_mode(built)
     with refused_on_error("the model fails on the first sample of the data"):
         more = partial(_several, data, chosen.shuffle, inputs)
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk, more=more)
@@ -205,17 +203,6 @@ def _several(data: object, shuffle: bool, inputs: Mapping[str, Tensor]) -> Mappi
         return batch_of(data, 0, shuffle)(0, count)[0]
     except Exception:  # what data of somebody else raise is of many kinds
         return inputs
-
-
-def _tell_of_eval_mode(model: nn.Module) -> None:
-    """Warn of modules that alone are in eval mode; where the whole model is, it was merely just loaded."""
-    still = [name for name, part in model.named_modules() if not part.training]
-    if model.training and still:
-        shown = ", ".join(still[:3]) + (", ..." if len(still) > 3 else "")
-        warn_caller(
-            f"{shown}: in eval mode, and the rest of the model is not; all of it is trained in train mode, "
-            "as after model.train(): set the probability of a dropout that is not to be to 0"
-        )
 
 
 def _shapes(inputs: Mapping[str, Tensor], labels: Tensor) -> list[list[str]]:

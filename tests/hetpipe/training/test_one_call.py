@@ -300,15 +300,6 @@ def test_a_mean_is_refused_though_the_first_sample_has_no_loss():
         loss(torch.zeros(2, 3), labels)
 
 
-def test_modules_that_alone_are_in_eval_mode_are_told(tmp_path):
-    model = module()
-    trainer(tmp_path, model=model.eval())  # all of it, as what was just loaded
-    model.train()
-    model[1].eval()
-    with pytest.warns(UserWarning, match="1: in eval mode, and the rest of the model is not; all of it is"):
-        trainer(tmp_path, model=model)
-
-
 def test_a_loss_of_weights_that_it_holds_is_refused():
     model = user_tasks.build_plain()
 
