@@ -106,8 +106,8 @@ def are_importable(found: Iterable[Any]) -> bool:
     It has none of a notebook or of stdin, and none that a script defines under `if __name__ == "__main__":`.
     """
     own = {each.__qualname__.partition(".")[0] for each in found}
-    file = getattr(sys.modules[MAIN], "__file__", None)
-    return not own or (file is not None and Path(file).is_file() and not own & _under_the_guard())
+    script = file_of(MAIN)
+    return not own or (script is not None and not own & _under_the_guard(script))
 
 
 def globals_for_ranks(starts: Iterable[object]) -> bytes:
@@ -143,13 +143,19 @@ def _sendable(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if pickled(value)[0] is not None}
 
 
-def _under_the_guard() -> set[str]:
-    """Return the names of what a script defines under its guard, if its text is there."""
+def file_of(module: str) -> Path | None:
+    """Return the file of a loaded module, None if it is in none, as a notebook or what stdin gave."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return Path(path).resolve() if isinstance(path, str) and Path(path).is_file() else None
+
+
+def _under_the_guard(script: Path) -> set[str]:
+    """Return the names of what a script defines under its guard, if its text can be read."""
     try:
-        script = ast.parse(Path(str(sys.modules[MAIN].__file__)).read_bytes())
+        text = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return set()
-    ifs = [each for each in script.body if isinstance(each, ast.If)]
+    ifs = [each for each in text.body if isinstance(each, ast.If)]
     guarded = [part for each in ifs if "__name__" in ast.unparse(each.test) for part in each.body]
     inside = [each for part in guarded for each in ast.walk(part)]
     return {each.name for each in inside if isinstance(each, ast.FunctionDef | ast.ClassDef)}

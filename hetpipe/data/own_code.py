@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from hetpipe.data.main_module import MAIN, Seen, codes_of, held_by, seen_in_main
+from hetpipe.data.main_module import MAIN, Seen, codes_of, file_of, held_by, seen_in_main
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _OURS = ("hetpipe", "partition", "cost_model")
@@ -30,7 +30,7 @@ def own_code_sha256(model: nn.Module, *functions: object) -> str:
     starts = [*(type(module) for module in model.modules()), *map(_code_of, functions)]
     code = hashlib.sha256(json.dumps(described).encode())
     homes = dict.fromkeys(str(getattr(start, "__module__", None)) for start in starts)
-    if _file_of(MAIN) is None:
+    if file_of(MAIN) is None:
         code.update(json.dumps(_of_main(seen_in_main(starts))).encode())
     for path in sorted(_own_files(list(homes))):
         code.update(path.read_bytes())
@@ -91,7 +91,7 @@ def _own_files(homes: list[str]) -> set[Path]:
     found: dict[str, Path] = {}
     while homes:
         home = homes.pop()
-        path = _file_of(home)
+        path = file_of(home)
         if home in found or path is None or not _is_own(home, path):
             continue
         found[home] = path
@@ -100,11 +100,6 @@ def _own_files(homes: list[str]) -> set[Path]:
             if isinstance(named, str):
                 homes.append(named)
     return set(found.values())
-
-
-def _file_of(home: str) -> Path | None:
-    path = getattr(sys.modules.get(home), "__file__", None)
-    return Path(path).resolve() if isinstance(path, str) and Path(path).is_file() else None
 
 
 def _is_own(home: str, path: Path) -> bool:

@@ -19,6 +19,8 @@ SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 """Where a model's folder does not say which token ends a text."""
 BEGINNINGS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
 MOST_NAMED = 3
+_NEVER = "(?!)"
+"""A pattern that nothing matches."""
 PADDINGS, UNKNOWNS = ("[PAD]", "<pad>"), ("[UNK]", "<unk>")
 
 
@@ -91,18 +93,18 @@ class WrittenOut:
 
     def __init__(self, vocabulary: Tokenizer) -> None:
         special = {token.content for token in vocabulary.get_added_tokens_decoder().values() if token.special}
-        self._found = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
+        longest_first = map(re.escape, sorted(special, key=len, reverse=True))
+        self._token = re.compile("|".join(longest_first) or _NEVER)
         self._in_text: set[str] = set()
         self._times: Counter[str] = Counter()
         self._texts: Counter[str] = Counter()
-        self._counts = bool(special)
 
     def counting(self, pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
         """Give pieces of texts, of each whether a text begins with it."""
         for piece, begins in pieces:
             if begins:
                 self._in_text = set()
-            found = self._found.findall(piece) if self._counts else []
+            found = self._token.findall(piece)
             self._times.update(found)
             self._texts.update(new := set(found) - self._in_text)
             self._in_text |= new

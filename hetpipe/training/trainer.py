@@ -198,10 +198,10 @@ class Trainer:
 
         Raises: InputError or InfeasibleError if the plan cannot run there.
         """
+        leave_if_read_by_a_rank()
         return self._predict(self._settings_for(steps=1))
 
     def _predict(self, settings: Settings) -> Prediction:
-        leave_if_read_by_a_rank()
         if self.profile is None:
             self.profile = self._planning.measure(self.plan)
         elif self.plan is None and self.profile.model != self._planning.name:
