@@ -148,7 +148,7 @@ def compare(hosts: Sequence[Facts]) -> list[str]:
             if name in TOLD_ONLY:
                 told.append(words)
             elif name in OF_LEADER:
-                told.append(f"{words}, which leads: so does all run")
+                told.append(f"{words}, whose line counts")
             else:
                 refused.append((name, words))
     if refused:
