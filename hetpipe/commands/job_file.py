@@ -80,6 +80,7 @@ def _adapters(settings: Settings) -> list[str]:
         table: dict[str, Any] = {"adapter": str(Path(settings.adapter).resolve())}
     else:
         table = {"r": lora.r, "alpha": lora.alpha, "dropout": lora.dropout, "targets": list(lora.targets)}
+        table |= {"rslora": True} if lora.rslora else {}
     if settings.load_in is not None:
         table["load_in"] = settings.load_in
     return ["\n[lora]\n", *(f"{name} = {_toml(value)}\n" for name, value in table.items())]

@@ -26,6 +26,7 @@ class _LoraTable:
     alpha: float | None = None
     dropout: float = 0.0
     targets: tuple[str, ...] | str = ()
+    rslora: bool = False
     adapter: str | None = None
     load_in: str | None = None
 
@@ -44,7 +45,7 @@ class _LoraTable:
         targets = (self.targets,) if isinstance(self.targets, str) else self.targets
         alpha = float(self.r) if self.alpha is None else self.alpha
         try:
-            return {LORA: LoraSettings(self.r, alpha, targets, self.dropout).text, **held}
+            return {LORA: LoraSettings(self.r, alpha, targets, self.dropout, self.rslora).text, **held}
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
 

@@ -152,7 +152,11 @@ def _build(build: Callable[[], nn.Module], lora: LoraSettings) -> nn.Module:
     model = build()
     alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
     config = loaded_peft().LoraConfig(
-        r=lora.r, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
+        r=lora.r,
+        lora_alpha=alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        use_rslora=lora.rslora,
     )
     with refused_on_error(f"adapters {lora.text}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft sees by itself that GPT-2's layers lie transposed, and says so

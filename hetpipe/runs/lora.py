@@ -18,7 +18,7 @@ MARK = "+lora@"
 
 MOST_RANK = 2**16
 
-_KEYS = ("r", "alpha", "dropout", "targets")
+_KEYS = ("r", "alpha", "dropout", "targets", "rslora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,16 @@ class LoraSettings:
     """Adapters of low rank beside linear layers of a frozen base (Hu et al., LoRA, ICLR 2022).
 
     r: rank. alpha: the adapters' output counts alpha / r. dropout: of their input. targets: names of linear
-    layers, in all blocks that have them; the last part of a name is enough.
+    layers, in all blocks that have them; the last part of a name is enough. rslora: the output counts
+    alpha / sqrt(r), as in peft (Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA,
+    arXiv, 2023).
     """
 
     r: int
     alpha: float
     targets: tuple[str, ...]
     dropout: float = 0.0
+    rslora: bool = False
 
     def __post_init__(self) -> None:
         if self.r < 1:
@@ -52,7 +55,8 @@ class LoraSettings:
     def text(self) -> str:
         """Return the settings as --lora takes them."""
         dropout = f"dropout={self.dropout:g}," if self.dropout else ""
-        return f"r={self.r},alpha={self.alpha:g},{dropout}targets={','.join(self.targets)}"
+        stable = "rslora=true," if self.rslora else ""
+        return f"r={self.r},alpha={self.alpha:g},{dropout}{stable}targets={','.join(self.targets)}"
 
     @property
     def suffix(self) -> str:
@@ -61,7 +65,10 @@ class LoraSettings:
         >>> LoraSettings(8, 16, ("v_proj", "q_proj")).suffix
         '+lora@9bb2d160'
         """
-        return f"{MARK}{canonical_sha256(asdict(self))[:8]}"
+        said = asdict(self)
+        if not self.rslora:  # names from before it was known
+            del said["rslora"]
+        return f"{MARK}{canonical_sha256(said)[:8]}"
 
 
 def parse_lora(text: str) -> LoraSettings:
@@ -92,7 +99,10 @@ def parse_lora(text: str) -> LoraSettings:
     rank = _number(text, values["r"][0], int)
     alpha = _number(text, values["alpha"][0], float) if "alpha" in values else float(rank)
     dropout = _number(text, values["dropout"][0], float) if "dropout" in values else 0.0
-    return LoraSettings(int(rank), alpha, tuple(values["targets"]), dropout)
+    stable = values.get("rslora", ["false"])[0].lower()
+    if stable not in ("true", "false"):
+        raise InputError(f"--lora {text!r}: rslora is {stable!r}; give true or false")
+    return LoraSettings(int(rank), alpha, tuple(values["targets"]), dropout, stable == "true")
 
 
 def _number(text: str, value: str, kind: type[int] | type[float]) -> float:
@@ -106,7 +116,7 @@ def _number(text: str, value: str, kind: type[int] | type[float]) -> float:
 _OF_LOADING = (
     "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
     "task_type", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config",
-    "r", "lora_alpha", "lora_dropout", "target_modules", "init_lora_weights", "bias",
+    "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "init_lora_weights", "bias",
 )  # fmt: skip
 """Keys of adapter_config.json that are read, or that say nothing of what adapters compute."""
 
@@ -137,11 +147,14 @@ def read_adapter_settings(folder: Path) -> LoraSettings:
     for key, value, kind in (("r", rank, int), ("lora_alpha", alpha, int | float)):
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{path}: {key} is {_shown(value)}; a number is needed")
+    stable = config.get("use_rslora", False)
+    if not isinstance(stable, bool):
+        raise InputError(f"{path}: use_rslora is {_shown(stable)}; true or false is needed")
     if not isinstance(dropout, int | float):
         raise InputError(f"{path}: lora_dropout is {_shown(dropout)}; a number is needed")
     assert isinstance(rank, int) and isinstance(alpha, int | float)
     try:
-        return LoraSettings(rank, float(alpha), tuple(targets), float(dropout))
+        return LoraSettings(rank, float(alpha), tuple(targets), float(dropout), stable)
     except OverflowError:
         raise InputError(f"{path}: a number has hundreds of digits; is it the right file?") from None
     except InputError as error:
@@ -149,7 +162,7 @@ def read_adapter_settings(folder: Path) -> LoraSettings:
 
 
 def _check_plain(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse what changes adapters beyond rank, alpha, dropout and targets: weights would mean another thing.
+    """Refuse what changes adapters beyond what LoraSettings has: weights would mean another thing.
 
     Raises: InputError naming the key.
     """
@@ -162,7 +175,7 @@ def _check_plain(path: Path, config: Mapping[str, Any]) -> None:
         key, value = next(iter(others.items()))
         raise InputError(
             f"{path}: {_shown_key(key)} is {_shown(value)}, which is not trained here; adapters have rank, "
-            "alpha, dropout and targets alone"
+            "alpha, dropout, targets and use_rslora alone"
         )
 
 

@@ -85,7 +85,9 @@ class Place:
 
 
 def place(path: Path, architecture: str, dropout: float = 0.0) -> Place:
-    return Place(path, architecture, LoraSettings(4, 8.0, peft_models.TARGETS[architecture], dropout))
+    """Those of GPT-2 count alpha / sqrt(r)."""
+    rslora = architecture == GPT2
+    return Place(path, architecture, LoraSettings(4, 8.0, peft_models.TARGETS[architecture], dropout, rslora))
 
 
 def two_pipelines(zero: int = 0) -> Plan:

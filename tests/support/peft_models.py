@@ -33,6 +33,7 @@ def peft_model(base: nn.Module, lora: LoraSettings, seed: int = 3, blocks: Any =
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets),
+        use_rslora=lora.rslora,
         layers_to_transform=blocks,
     )
     with warnings.catch_warnings():

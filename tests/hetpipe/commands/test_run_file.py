@@ -14,7 +14,7 @@ from cost_model.profile import ModelProfile, profile_text
 from hetpipe.cli import app
 from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.run import run_command
-from hetpipe.runs.lora import parse_lora
+from hetpipe.runs.lora import LoraSettings, parse_lora
 from hetpipe.runs.metric_sinks import SinkKind
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, checked_settings, read_settings
@@ -183,6 +183,14 @@ def test_a_run_leaves_every_option(hetpipe: Shell):
     assert sorted([*left, *elsewhere]) == sorted(parameters_of_run())
 
 
+def test_a_run_leaves_all_that_its_adapters_are(tmp_path):
+    for rslora in (False, True):
+        lora = LoraSettings(4, 8.0, ("q_proj",), 0.25, rslora)
+        profile = dataclasses.replace(made_up_profile("gpt2-tiny"), model=f"gpt2-tiny{lora.suffix}")
+        table = job_of(tmp_path, Settings(steps=1, lora=lora), profile)["lora"]
+        assert LoraSettings(**{**table, "targets": tuple(table["targets"])}) == lora
+
+
 @pytest.mark.slow
 def test_a_run_leaves_a_file_that_repeats_it(hetpipe: Shell):
     hetpipe.write("cluster.toml", CPU_CLUSTER)
@@ -220,6 +228,9 @@ def test_the_lora_table_says_what_the_option_says(hetpipe: Shell):
     hetpipe.write("run.toml", RUN)
     given = name("--model llama-tiny --lora r=4,targets=q_proj,v_proj")
     assert name("--run-file run.toml") == given
+    hetpipe.write("stable.toml", f"{RUN}rslora = true\n")
+    stable = name("--model llama-tiny --lora r=4,rslora=true,targets=q_proj,v_proj")
+    assert name("--run-file stable.toml") == stable != given
     assert name("--run-file run.toml --lora r=2,targets=o_proj") != given
     hetpipe.write("run.toml", 'model = "llama-tiny"\n[lora]\nr = 4\ntargets = "all-linear"\n')
     quantized = hetpipe.folder / "run.toml"

@@ -22,7 +22,7 @@ from hetpipe.runs.lora import parse_lora
 LLAMA = "r=4,alpha=8,dropout=0.1,targets=q_proj,down_proj,lm_head"
 MODELS = {
     "llama-tiny": LLAMA,
-    "gpt2-tiny": "r=3,targets=c_attn,c_proj",
+    "gpt2-tiny": "r=3,rslora=true,targets=c_attn,c_proj",
     "bert-tiny": "r=2,targets=query,dense",
 }
 
@@ -81,7 +81,7 @@ def test_merging_adds_what_the_adapters_compute():
     with torch.no_grad():
         up.fill_(0.5)
     merged = merged_weights(model)
-    expected = layer.base_layer.weight + (up @ down).T  # c_attn lies transposed; alpha / r is 1
+    expected = layer.base_layer.weight + (3 / 3**0.5) * (up @ down).T  # c_attn lies transposed
     torch.testing.assert_close(merged[f"{name}.weight"], expected)
     assert merged.keys() == dict(model_spec("gpt2-tiny").build().named_parameters()).keys()
 

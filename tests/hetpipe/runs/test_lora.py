@@ -20,9 +20,10 @@ NAMES = st.from_regex(r"[a-z_.]{1,8}", fullmatch=True)
     st.floats(1e-3, 1e5).map(lambda value: float(f"{value:g}")),
     st.floats(0, 0.99).map(lambda value: float(f"{value:g}")),
     st.lists(NAMES, min_size=1, max_size=5),
+    st.booleans(),
 )
-def test_the_text_of_settings_gives_them_back(rank, alpha, dropout, targets):
-    settings = LoraSettings(rank, alpha, tuple(targets), dropout)
+def test_the_text_of_settings_gives_them_back(rank, alpha, dropout, targets, rslora):
+    settings = LoraSettings(rank, alpha, tuple(targets), dropout, rslora)
     assert parse_lora(settings.text) == settings
 
 
@@ -45,6 +46,7 @@ def test_what_is_not_given_has_a_default():
         ("r=-1,targets=q", "rank r is -1"),
         ("r=8,dropout=nan,targets=q", "dropout is nan"),
         ("r=8,drop=0.1,targets=q", "unknown key 'drop'; did you mean \"dropout\""),
+        ("r=8,rslora=1,targets=q", "rslora is '1'; give true or false"),
         ("r=8,16,targets=q", "'16' is no key=value"),
         ("r=8,targets=q,targets=k", "targets is given twice"),
     ],
@@ -57,6 +59,7 @@ def test_a_text_that_is_none_is_refused(text, reason):
 
 def test_other_adapters_are_another_model():
     one, other = parse_lora("r=8,targets=q,k"), parse_lora("r=8,targets=q")
+    assert parse_lora("r=8,rslora=true,targets=q").suffix != parse_lora("r=8,rslora=false,targets=q").suffix
     assert one.suffix == parse_lora("targets=k,q,r=8").suffix != other.suffix
     settings = TaskSettings("tiny" + one.suffix, run=Settings(steps=1, lora=one))
     assert settings.base_model == "tiny"
@@ -67,7 +70,8 @@ def test_other_adapters_are_another_model():
 
 def test_config_json_holds_them(tmp_path):
     path = tmp_path / "config.json"
-    settings = Settings(steps=1, lora=parse_lora("r=8,alpha=16,dropout=0.1,targets=q,k"), adapter="/there")
+    lora = parse_lora("r=8,alpha=16,dropout=0.1,rslora=true,targets=q,k")
+    settings = Settings(steps=1, lora=lora, adapter="/there")
     path.write_text(settings_text(settings))
     assert read_settings(path) == settings
     path.write_text(path.read_text().replace('"r": 8', '"r": 0'))
@@ -89,12 +93,14 @@ def peft_folder(place: Path, **changes: Any) -> Path:
 
 def test_a_peft_folder_says_what_its_adapters_are(tmp_path):
     assert read_adapter_settings(peft_folder(tmp_path)) == LoraSettings(8, 16.0, ("q", "v"), 0.1)
+    stable = read_adapter_settings(peft_folder(tmp_path, use_rslora=True))
+    assert stable == LoraSettings(8, 16.0, ("q", "v"), 0.1, rslora=True)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"peft_type": "IA3"}, {"use_dora": True}, {"use_rslora": True}, {"rank_pattern": {"q": 4}},
+        {"peft_type": "IA3"}, {"use_dora": True}, {"use_rslora": "yes"}, {"rank_pattern": {"q": 4}},
         {"bias": "all"}, {"modules_to_save": ["head"]}, {"init_lora_weights": "pissa"},
         {"target_modules": "q|v"}, {"target_modules": None}, {"r": None}, {"r": 0}, {"lora_alpha": "x"},
         {"layers_to_transform": [1]}, {"of a later version": 1},
