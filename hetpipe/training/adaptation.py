@@ -26,8 +26,9 @@ what that plan does then; without one, what a new plan does. Raises InfeasibleEr
 class Adaptation:
     """Decides on the slow devices of a run; adapt: None where they are named alone.
 
-    checkpoint_bytes: what moves. tell: takes the sentence of each decision. pending: what to go on with,
-    after the checkpoint of the step at hand; taken by `take`.
+    checkpoint_bytes: what moves. tell: takes the sentence of each decision. slowed: how many times slower the
+    plan at hand has each slow device. pending: what to go on with, after the checkpoint of the step at hand;
+    taken by `take`.
     """
 
     steps: int
@@ -37,12 +38,15 @@ class Adaptation:
     slowed: dict[str, float] = field(default_factory=dict)
     pending: Prediction | None = None
     _heard: list[str] = field(default_factory=list)  # in all attempts
+    _slow: dict[str, float] = field(default_factory=dict)  # in this one: so many times slower than planned
+    _undecided: dict[str, float] = field(default_factory=dict)  # slow since this step; what the others take
     _begun_s: float = 0.0
     _start_s: float | None = None  # what the attempt at hand took until its first step was over
 
     def begin(self) -> None:
         """Note that an attempt begins."""
         self._begun_s, self._start_s, self.pending = time.monotonic(), None, None
+        self._slow, self._undecided = {}, {}
 
     def replanned(self, replan: Replan) -> Replan:
         """Return what plans as before, with the devices as slow as the plan at hand has them.
@@ -66,6 +70,7 @@ class Adaptation:
     ) -> bool:
         """Take what a rank emits; return whether the attempt is to end, for a new plan.
 
+        All that became slow with a step is decided on together, with what is slow already.
         lost, room_bytes: as for `Recovery`.
         """
         if event["event"] == "step" and self._start_s is None:
@@ -74,22 +79,28 @@ class Adaptation:
             return False
         self._heard.append(str(event["text"]))
         self.tell(self._heard[-1])
-        if self.adapt is None or event["ended"]:
-            return False
         device = str(event["device"])
-        slowed = {**self.slowed, device: self.slowed.get(device, 1.0) * float(event["ratio"])}
+        if event["ended"]:
+            self._slow.pop(device, None)
+        else:
+            self._slow[device] = float(event["ratio"])
+            self._undecided[device] = float(event["others"])
+        if self.adapt is None or event["more"] or not self._undecided:
+            return False
+        names, errs = ", ".join(self._undecided), min(self._undecided.values())
+        self._undecided = {}
+        slowed = self._all_slowed()
         try:
             as_is = self.adapt(lost, slowed, room_bytes, current)
             new = self.adapt(lost, slowed, room_bytes, None)
         except (InfeasibleError, InputError) as error:
-            self.tell(f"no other plan for {device} slowed: {error}")
+            self.tell(f"no other plan for {names} slowed: {error}")
             return False
-        errs = float(event["others"])  # so many times do all take what is planned
         if not self._is_worth_it(
             as_is.step_s * errs, new.step_s * errs, int(event["step"]), _moves(new.plan)
         ):
             return False
-        self.slowed, self.pending = slowed, new
+        self.pending = new
         return True
 
     def completed(self, folder: RunFolder) -> RunReport:
@@ -110,7 +121,13 @@ class Adaptation:
     def take(self) -> Prediction | None:
         """Return what to go on with, None if nothing is pending; once."""
         pending, self.pending = self.pending, None
+        if pending is not None:
+            self.slowed = self._all_slowed()
         return pending
+
+    def _all_slowed(self) -> dict[str, float]:
+        """Return how many times slower devices are: as the plan at hand has them, and by what came after."""
+        return self.slowed | {name: self.slowed.get(name, 1.0) * ratio for name, ratio in self._slow.items()}
 
     def _is_worth_it(self, now_s: float, new_s: float, step: int, moves: str) -> bool:
         gain_s = (now_s - new_s) * (self.steps - step)

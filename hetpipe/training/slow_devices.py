@@ -217,8 +217,12 @@ class SlowWatch:
         return cls(program, SlowDevices(planned_s, kinds))
 
     def events(self, step: int, busy_s: Sequence[float]) -> list[dict[str, Any]]:
-        """Return what is to be told after a step of devices that have become slow, or have been."""
-        events = [self._event(spell, step) for spell in self.found.see(step, busy_s)]
+        """Return what is to be told after a step of devices that have become slow, or have been.
+
+        more: in each but the last, of the same step.
+        """
+        spells = self.found.see(step, busy_s)
+        events = [self._event(spell, step) | {"more": spell is not spells[-1]} for spell in spells]
         self.told += [event["text"] for event in events]
         return events
 

@@ -4,7 +4,7 @@ import math
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,7 +167,8 @@ def test_an_episode_is_told_once_with_its_evidence():
 
 
 SLOW_EVENT = {
-    "event": "slow", "device": "a", "ratio": 2.0, "others": 1.0, "ended": False, "text": "a is slow",
+    "event": "slow", "device": "a", "ratio": 2.0, "others": 1.0, "ended": False, "more": False,
+    "text": "a is slow",
 }  # fmt: skip
 
 
@@ -208,8 +209,66 @@ def test_a_plan_after_a_lost_device_has_the_slow_ones_as_slow_once():
     assert replan(frozenset("c"), {}).step_s == 9.0  # nothing is slow yet
     assert found.saw({**SLOW_EVENT, "step": 40}, plan, frozenset("c"), {"b": 5.0})
     assert asked[-1] == ({"c"}, {"a": 2.0}, {"b": 5.0}, None)
+    assert found.take() is not None
     assert replan(frozenset("cd"), {"b": 4.0}).step_s == 1.0
     assert asked[-1] == ({"c", "d"}, {"a": 2.0}, {"b": 4.0}, None)
+
+
+@dataclass
+class Decisions:
+    """A run whose plan stays where a alone is slow; times: what was planned with, told: what was said."""
+
+    times: list[dict[str, float]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def adaptation(self) -> Adaptation:
+        found = Adaptation(10_040, 0.0, self.adapt, self.told.append)
+        found.begin()
+        return found
+
+    def adapt(self, lost: frozenset[str], times: Any, room_bytes: Any, plan: Plan | None) -> Prediction:
+        self.times.append(dict(times))
+        return predictions(1.0 if plan is None and "b" in times else 1.5)
+
+    def see(self, found: Adaptation, device: str, **others: Any) -> bool:
+        event = {**SLOW_EVENT, "step": 40, "device": device, "text": f"{device} is slow", **others}
+        return found.saw(event, predictions(0.0).plan, frozenset(), {})
+
+
+def test_devices_that_become_slow_with_a_step_are_decided_on_together():
+    run = Decisions()
+    found = run.adaptation()
+    assert not run.see(found, "b", more=True)
+    assert run.see(found, "a", ratio=3.0)
+    assert run.times == [{"b": 2.0, "a": 3.0}] * 2
+    assert [text.partition(":")[0] for text in run.told] == ["b is slow", "a is slow", "planned again"]
+
+
+def test_a_device_for_which_the_plan_stays_is_still_slow_when_another_becomes_so():
+    run = Decisions()
+    found = run.adaptation()
+    assert not run.see(found, "a")
+    assert run.see(found, "b", ratio=3.0)
+    assert run.times[-1] == {"a": 2.0, "b": 3.0}
+    # and no more when that is over
+    found = run.adaptation()
+    assert not run.see(found, "a")
+    assert not run.see(found, "a", ended=True)
+    assert run.see(found, "b", ratio=3.0)
+    assert run.times[-1] == {"b": 3.0}
+
+
+def test_a_device_is_as_slow_as_before_where_the_new_plan_was_never_run():
+    run = Decisions()
+    found = run.adaptation()
+    assert run.see(found, "b")
+    found.begin()  # a rank was lost in the checkpoint, and the plan is the one before
+    assert run.see(found, "b")
+    assert run.times[-1] == {"b": 2.0}
+    assert found.take() is not None
+    found.begin()
+    assert run.see(found, "b", ratio=1.5)
+    assert run.times[-1] == {"b": 3.0}
 
 
 def test_a_device_without_which_nothing_fits_stays():
