@@ -16,8 +16,9 @@ from hetpipe.training.recovery import Recovery
 class Answered:
     """Answers the events of a run, for its caller and for signals.
 
-    complete: whether the last step is over, so that no signal has cut the run short. diverged: what told of
-    it, None if the run did not diverge. failed: what the caller raised, after which training ends as if it
+    complete: whether the last step is over, so that no signal has cut the run short. ended: whether held-out
+    figures end training with the step at hand. diverged: what told of it, None if the run did not diverge.
+    failed: what the caller raised, after which training ends as if it
     had answered True, so that a checkpoint under way is kept. joining: whether the attempt ends since a host
     is back.
     """
@@ -30,6 +31,7 @@ class Answered:
     adaptation: Adaptation
     hosts: OtherHosts | None = None
     complete: bool = False
+    ended: bool = False
     diverged: dict[str, Any] | None = None
     failed: BaseException | None = None
     joining: bool = False
@@ -37,13 +39,14 @@ class Answered:
     @property
     def over(self) -> bool:
         """Whether there is nothing to go on with."""
-        return self.complete or self.diverged is not None or self.failed is not None
+        return self.complete or self.ended or self.diverged is not None or self.failed is not None
 
     def __call__(self, event: dict[str, Any]) -> bool:
         """Tell the caller; return whether training is to end."""
         self.recovery.saw(event)
         if event["event"] == "told":
             self.tell(event["text"])
+            self.ended |= "ends" in event
             return self.stopping.asked
         if event["event"] == "diverged":
             self.diverged = event
@@ -55,7 +58,7 @@ class Answered:
         if answer:
             self.adaptation.pending = None  # the caller ends the run
         if event["event"] == "step":
-            self.stopping.begun = True
+            self.stopping.begun, self.ended = True, False
             self.complete |= event["step"] >= self.settings.steps
         return answer or adapts or self.joining or self.stopping.asked
 

@@ -137,7 +137,7 @@ class Evaluation:
             f"training ends after step {found.step}: {found.worse} held-out {told} the best "
             f"(--patience {settings.patience}); {best}"
         )
-        return [{"event": "told", "text": text}]
+        return [{"event": "told", "text": text, "ends": True}]  # whatever else follows the step
 
     def run(self, step: int, settings: Settings) -> dict[str, float]:
         """Compute the mean loss of the held-out terms after a step; weights and random numbers stay.
