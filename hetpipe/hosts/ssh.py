@@ -8,8 +8,9 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,10 @@ AGAIN_S = 5.0
 """So long after it has ended is a launcher that is let in again started again."""
 _REFUSED = 2
 """The exit code of a launcher that would be refused again."""
+_OF_SSH = 255
+"""The exit code of ssh where it has none of the command there."""
+_ERROR = "error: "
+"""How the last line of a hetpipe begins that ends with an error."""
 _SOME_BYTES = 4096
 _OWN_OPTIONS = {"--rendezvous": 1, "--node": 1, "--token-file": 1, "--ssh-config": 1}
 _OWN_FLAGS = ("--hosts", "--print-launch", "--json")
@@ -75,8 +80,12 @@ def remote_line(words: Sequence[str], folder: Path, environment: Mapping[str, st
 
 
 def ssh_command(host: str, line: str, config: Path | None) -> list[str]:
-    """Return the arguments of ssh; it asks nothing, and its checks of hosts stay as they are."""
+    """Return the arguments of ssh; it asks nothing, and its checks of hosts stay as they are.
+
+    What it says is errors alone: no banner of the host, nor that a key was added.
+    """
     options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10"]
+    options += ["-o", "LogLevel=ERROR"]
     return ["ssh", *(["-F", str(config)] if config is not None else []), *options, "--", host, line]
 
 
@@ -106,13 +115,51 @@ class Launch:
         return lines
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """One ssh and the launcher that it runs; words: those of ssh itself, apart from what is said there."""
+
+    process: "subprocess.Popen[bytes]"
+    words: "tempfile._TemporaryFileWrapper[bytes]"
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> "_Started":
+        """Start it.
+
+        Raises: OSError if there is no ssh.
+        """
+        words = tempfile.NamedTemporaryFile()  # noqa: SIM115 - ssh, which takes no descriptor, writes into it
+        ssh, *rest = command
+        process = subprocess.Popen(
+            [ssh, "-E", words.name, *rest],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C here is answered here
+        )  # fmt: skip
+        return cls(process, words)
+
+    def own_words(self) -> list[str]:
+        """Return the lines that ssh itself has said, once it has ended."""
+        with self.words as words:
+            words.seek(0)
+            return list(_lines(words))
+
+    def reason(self, said: str, own: Sequence[str]) -> str:
+        """Return why it has ended, as hetpipe says there, or ssh, or else who was the last to say something.
+
+        said: what `RemoteHosts._heard` gives. own: of `own_words`.
+        """
+        if self.process.returncode == _OF_SSH and not said.startswith(_ERROR):
+            return own[-1] if own else "the connection was lost, or it was killed there"
+        return said or "no word"
+
+
 class RemoteHosts:
     """The launchers that were started on other hosts; a context: they end with it."""
 
     def __init__(self, launch: Launch, token: bytes, tell: Callable[[str], None]) -> None:
         """Prepare; tell: takes what they print."""
         self._launch, self._token, self._tell = launch, token, tell
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[_Started] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -132,32 +179,30 @@ class RemoteHosts:
             words = launch_words(given, node.name, rendezvous, TOKEN_FROM_INPUT, [STARTS_NONE])
             line = remote_line(words, Path.cwd(), os.environ)
             command = ssh_command(str(node.host), line, self._launch.config)
-            process = self._start(command)
-            assert process is not None  # nobody has ended them yet
-            arguments = (node, command, process, on_end)
+            started = self._start(command)
+            assert started is not None  # nobody has ended them yet
+            arguments = (node, command, started, on_end)
             threading.Thread(target=self._keep, args=arguments, daemon=True).start()
 
-    def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes] | None":
+    def _start(self, command: Sequence[str]) -> _Started | None:
         """Start one, and give it the token; None if all are to end."""
         with self._lock:
             if self._closing.is_set():
                 return None
             try:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C here is answered here
-                )  # fmt: skip
+                started = _Started.of(command)
             except OSError as error:
                 raise InputError(
                     f"--hosts needs ssh, which cannot be started ({error.strerror}); install "
                     "openssh-client, or start the lines of --print-launch by hand"
                 ) from None
-            self._started.append(process)
-        assert process.stdin is not None
+            self._started.append(started)
+        given = started.process.stdin
+        assert given is not None
         with suppress(OSError):  # how it ended is told by `_keep`
-            process.stdin.write(self._token + b"\n")
-            process.stdin.flush()
-        return process
+            given.write(self._token + b"\n")
+            given.flush()
+        return started
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -168,30 +213,37 @@ class RemoteHosts:
         self,
         node: Node,
         command: Sequence[str],
-        process: "subprocess.Popen[bytes] | None",
+        started: _Started | None,
         on_end: Callable[[str, str], bool],
     ) -> None:
         """Listen to a launcher until it ends, and to those that are started after it."""
-        last = ""
-        while process is not None:
-            last = self._heard(node, process, last)
-            code = process.wait()
+        said, own = "", list[str]()
+        while started is not None:
+            said = self._heard(node, started.process, said)
+            code = started.process.wait()
+            own, before = started.own_words(), own
             if not code or self._closing.is_set():
                 return
-            how = f"{node.name} ({node.host}) ended with code {code}: {last or 'no word'}"
+            for line in own if own != before else []:
+                self._tell(f"[{node.name}] {line}")
+            how = f"{node.name} ({node.host}) ended with code {code}: {started.reason(said, own)}"
             if not on_end(node.name, how) or code == _REFUSED or self._closing.wait(AGAIN_S):
                 return
+            started = None
             with suppress(InputError):  # there was an ssh
-                process = self._start(command)
+                started = self._start(command)
 
     def _heard(self, node: Node, process: "subprocess.Popen[bytes]", said: str) -> str:
-        """Tell what a launcher prints until it ends, but not what was said last before; return the last."""
+        """Tell what is printed there until it ends, but not what was said last before.
+
+        Returns the error that hetpipe has ended with there, else the last line.
+        """
         assert process.stdout is not None
         last = ""
-        for raw in process.stdout:
-            line = raw.decode("utf-8", "replace").rstrip()
-            if line:
-                last = line
+        with process.stdout as words:
+            for line in _lines(words):
+                if line.startswith(_ERROR) or not last.startswith(_ERROR):
+                    last = line
                 if line != said:
                     self._tell(f"[{node.name}] {line}")
         return last
@@ -200,7 +252,7 @@ class RemoteHosts:
         """Wait for the launchers there, which end with the run; end those that do not."""
         with self._lock:
             self._closing.set()
-        for process in self._started:
+        for process in [started.process for started in self._started]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ENDING_S)
             assert process.stdin is not None
@@ -211,6 +263,13 @@ class RemoteHosts:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _lines(words: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of what was said that are not empty."""
+    for raw in words:
+        if line := raw.decode("utf-8", "replace").rstrip():
+            yield line
 
 
 def end_with_input() -> None:

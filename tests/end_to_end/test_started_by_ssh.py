@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 import ssh_server
+from cost_model.cluster import Node
 from cost_model.profile import ModelProfile, profile_text
 from hetpipe import cli
+from hetpipe.hosts.ssh import Launch, RemoteHosts
 from hetpipe.runs.run_folder import RunFolder
 from places import ROOT
 from runs import made_up_profile
@@ -137,6 +140,41 @@ def test_a_host_that_lets_nobody_in_is_one_line(tmp_path: Path, config: Path):
     assert process.returncode == 2
     assert err.splitlines()[-1].startswith("error: small (127.0.0.2) ended with code 255: ")
     assert "Permission denied" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("there", "code", "reason"),
+    [
+        ('echo welcome; kill -9 "$$"', 255, "the connection was lost, or it was killed there"),
+        ("echo welcome; cd nowhere >&2", 1, "nowhere"),
+        ("echo 'error: no such model' >&2; echo bye; exit 2", 2, "error: no such model"),
+    ],
+)
+def test_what_ended_a_host_is_told_and_no_banner_or_greeting(
+    tmp_path: Path, there: str, code: int, reason: str
+):
+    (tmp_path / "banner").write_text("private system, go away\n")
+    more = f"Banner {tmp_path / 'banner'}\nForceCommand {there}\n"
+    host = Host("small", "127.0.0.2", "lo")
+    told: list[str] = []
+    ended: queue.Queue[str] = queue.Queue()
+
+    def on_end(node: str, how: str) -> bool:
+        ended.put(how)
+        return False
+
+    with ssh_server.ssh_servers(tmp_path / "sshd", host, more=more) as config:
+        known = tmp_path / "sshd" / "known"
+        config.write_text(f"{config.read_text()}\nStrictHostKeyChecking accept-new\nLogLevel INFO\n")
+        known.unlink()
+        node = Node("small", (), host=host.address)
+        with RemoteHosts(Launch((node,), (), config), TOKEN.encode(), told.append) as remote:
+            remote.start(("127.0.0.1", 1), on_end)
+            how = ended.get(timeout=60)
+    assert how.startswith(f"small (127.0.0.2) ended with code {code}: ")
+    assert reason in how
+    assert all(word not in "".join([*told, how]) for word in ("private", "Permanently"))
+    assert known.exists()
 
 
 def test_a_run_file_that_starts_hosts_starts_them_once(tmp_path: Path, config: Path):

@@ -16,11 +16,11 @@ _AT_HOME = 'mount --bind "$0" "$1" && shift && exec "$@"'
 
 
 @contextlib.contextmanager
-def ssh_servers(folder: Path, *hosts: Host, home: Path | None = None) -> Iterator[Path]:
+def ssh_servers(folder: Path, *hosts: Host, home: Path | None = None, more: str = "") -> Iterator[Path]:
     """Run one on each host that lets this user in by a key; gives the configuration file for ssh.
 
     home: what is the folder of that name there, on hosts of their own, each time another: the one beside it
-    that is called as the host. So the same path is another folder on each.
+    that is called as the host. So the same path is another folder on each. more: lines of its configuration.
     """
     folder.mkdir(mode=0o700)
     for name in ("host", "user"):
@@ -30,18 +30,18 @@ def ssh_servers(folder: Path, *hosts: Host, home: Path | None = None) -> Iterato
         Path("/run/sshd").mkdir(exist_ok=True)  # where it leaves its privileges
     with contextlib.ExitStack() as ends:
         for host in hosts:
-            ends.enter_context(_server(folder, host, home))
+            ends.enter_context(_server(folder, host, home, more))
         yield folder / "ssh_config"
 
 
 @contextlib.contextmanager
-def _server(folder: Path, host: Host, home: Path | None) -> Iterator[None]:
+def _server(folder: Path, host: Host, home: Path | None, more: str) -> Iterator[None]:
     port, address = _free_port(host), host.address
     own = folder / f"sshd_config-{host.name}"
     own.write_text(
         f"Port {port}\nListenAddress {address}\nHostKey {folder / 'host'}\nPidFile {own}.pid\n"
         f"AuthorizedKeysFile {folder / 'authorized'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-        "PermitRootLogin yes\n"
+        f"PermitRootLogin yes\n{more}\n"
     )
     kind, key = (folder / "host.pub").read_text().split()[:2]
     with open(folder / "known", "a") as known:
