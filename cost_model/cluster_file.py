@@ -75,7 +75,7 @@ class _Node(BaseModel):
     host_memory: Bytes | None = None
     host_link: _Channel | None = None
     host_optimizer: Bandwidth | None = None
-    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")] | None = None
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9:][A-Za-z0-9_.:-]*$")] | None = None
 
 
 class _ClusterFile(BaseModel):

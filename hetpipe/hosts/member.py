@@ -28,7 +28,7 @@ from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.processes import run_ranks
 from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import signals_heard
-from hetpipe.trust.channel import Address, ChannelError, connect
+from hetpipe.trust.channel import Address, ChannelError, address_text, connect
 
 if TYPE_CHECKING:
     from hetpipe.program.costs import ProgramCosts
@@ -61,7 +61,7 @@ def follow(
     Raises: whatever ended the run, on whichever host.
     """
     read = "" if file is None else f", as {file} says"
-    tell(f"{facts.node} waits for the leader at {address[0]}:{address[1]}{read}")
+    tell(f"{facts.node} waits for the leader at {address_text(address)}{read}")
     try:
         channel = connect(address, token, wait_s, "the leader")
         channel.send({"purpose": MEMBER, **facts.to_json()})

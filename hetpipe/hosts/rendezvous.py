@@ -15,7 +15,7 @@ from cost_model.cluster import Cluster
 from cost_model.errors import InputError
 from cost_model.strict_files import did_you_mean
 from hetpipe.hosts.own_interface import own_addresses
-from hetpipe.trust.channel import Address
+from hetpipe.trust.channel import Address, address_text
 
 _TCP = re.compile(r"tcp://(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 _FILE = "file://"
@@ -31,7 +31,7 @@ class Rendezvous:
     file: Path | None = None
 
     def __str__(self) -> str:
-        return f"tcp://{self.address[0]}:{self.address[1]}" if self.address else f"{_FILE}{self.file}"
+        return f"tcp://{address_text(self.address)}" if self.address else f"{_FILE}{self.file}"
 
 
 def parse_rendezvous(text: str) -> Rendezvous:

@@ -19,7 +19,7 @@ from typing import Self
 
 from cost_model.cluster import Node
 from cost_model.errors import InputError
-from hetpipe.trust.channel import Address
+from hetpipe.trust.channel import Address, address_text
 
 TOKEN_FROM_INPUT = "-"
 """The --token-file of a launcher that is told the token over its standard input."""
@@ -60,16 +60,6 @@ def launch_words(
         elif word.partition("=")[0] not in _OWN_OPTIONS and word not in _OWN_FLAGS:
             kept.append(word)
     return [*kept, "--rendezvous", rendezvous, "--node", node, "--token-file", token_file, *taken_back]
-
-
-def rendezvous_text(address: Address) -> str:
-    """Return the rendezvous at an address.
-
-    >>> rendezvous_text(("10.0.0.1", 29500)), rendezvous_text(("fd00::1", 1))
-    ('tcp://10.0.0.1:29500', 'tcp://[fd00::1]:1')
-    """
-    host, port = address
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def remote_line(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
@@ -173,7 +163,7 @@ class RemoteHosts:
 
         Raises: InputError without ssh.
         """
-        rendezvous = rendezvous_text(address)
+        rendezvous = f"tcp://{address_text(address)}"
         for node in self._launch.nodes:
             given = self._launch.arguments
             words = launch_words(given, node.name, rendezvous, TOKEN_FROM_INPUT, [STARTS_NONE])

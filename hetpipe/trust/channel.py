@@ -40,6 +40,16 @@ _REFUSED = bytes(hashlib.sha256().digest_size)  # in place of the listener's pro
 _HEADER = struct.Struct("!IIQ")  # bytes of JSON and of the blob, number of the frame
 
 
+def address_text(address: Address) -> str:
+    """Return an address as it is written: a number of IPv6 in brackets, which keep it from the port.
+
+    >>> address_text(("10.0.0.1", 29500)), address_text(("fd00::1", 1))
+    ('10.0.0.1:29500', '[fd00::1]:1')
+    """
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class ChannelError(RuntimeError):
     """A peer that is gone, silent, or does not hold the token; its message names it."""
 
@@ -182,7 +192,7 @@ class Listener:
                 oldest.shutdown(socket.SHUT_RDWR)
 
     def _prove(self, connection: socket.socket, address: Any) -> None:
-        peer = f"{address[0]}:{address[1]}"
+        peer = address_text(address[:2])
         try:
             channel = _proven(connection, self._token, peer, is_listener=True, end_s=_soon())
         except (ChannelError, OSError):
@@ -216,8 +226,8 @@ def listening_socket(address: Address) -> socket.socket:
             raise
     except OSError as error:
         raise InputError(
-            f"{host}:{port} cannot be listened on ({error.strerror or error}); is it an address of this "
-            "host, and the port free?"
+            f"{address_text(address)} cannot be listened on ({error.strerror or error}); is it an address of "
+            "this host, and the port free?"
         ) from None
     return listening
 
@@ -229,7 +239,7 @@ def connect(address: Address, token: bytes, timeout_s: float, name: str = "") ->
 
     Raises: ChannelError if it does not answer in time, or does not hold the token.
     """
-    peer = f"{name} ({address[0]}:{address[1]})" if name else f"{address[0]}:{address[1]}"
+    peer = f"{name} ({address_text(address)})" if name else address_text(address)
     end_s = time.monotonic() + timeout_s
     while True:
         try:

@@ -48,6 +48,13 @@ def test_an_address_or_a_file():
     assert parse_rendezvous("file:///shared/meet").file == Path("/shared/meet")
 
 
+def test_an_address_of_ipv6_is_one_in_the_cluster_file_and_in_messages():
+    nodes = cluster(("big", "::1"), ("small", "fd00::2"))
+    assert leads(("0::1", 1), nodes, "big")
+    assert not leads(("fd00::2", 1), nodes, "big")
+    assert str(parse_rendezvous("tcp://[fd00::2]:29500")) == "tcp://[fd00::2]:29500"
+
+
 def test_the_node_whose_name_or_host_is_named_leads():
     for host in ("big", "127.0.0.1"):
         assert leads((host, 1), TWO, "big")
