@@ -184,8 +184,12 @@ def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
     runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q {texts}")
     leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
     runs.wait_for_step(leader, 2)
+    checkpoints = [folder / "runs" / leader.path.name / "checkpoints" for folder in runs.folders]
+    for folder in checkpoints:  # as where a second Ctrl-C ends a run while one is written
+        (folder / ".step-000001.tmp-0123abcd").mkdir(parents=True)
     runs.started[1].send_signal(signal.SIGTERM)
     ends = runs.ends(143, 143, 143)
+    assert [path for folder in checkpoints for path in folder.glob(".step*")] == []
     assert "SIGTERM on mid: training ends after this step" in ends[0].err
     assert leader.report.exists()
     kept = [list((folder / "runs").glob("*/checkpoints/step-*")) for folder in runs.folders]
