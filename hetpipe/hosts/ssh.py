@@ -270,6 +270,8 @@ def end_with_input() -> None:
     import signal
 
     descriptor = sys.stdin.fileno()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as below an sshd that nohup has started
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def watch() -> None:
         with suppress(OSError):  # of a terminal that is gone
