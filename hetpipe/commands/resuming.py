@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cost_model.dtypes import FLOAT32, MIXED
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.output import warn
+from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry
 from hetpipe.runs.optimizers import OPTIONS, OptimizerKind, check_taken
 from hetpipe.runs.run_folder import RunFolder
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 class RunBefore:
     """What a run has of the one that it goes on with; nothing of that where it begins.
 
-    is_best: whether it was asked for as that, and others came after it. decided: as
+    step: of the checkpoint. is_best: whether it was asked for as that, and others came after it. decided: as
     `hetpipe.training.resumed_settings.inherited`. batch: samples a step. settings: where its run folder is
     there.
     """
 
     source: Path | None = None
+    step: int = 0
     decided: dict[str, Any] = field(default_factory=dict)
     batch: int | None = None
     gradient_dtype: str = FLOAT32
@@ -58,6 +59,7 @@ class RunBefore:
         batch, dtype = manifest.settings.get("global_batch_size"), manifest.settings.get("dtype")
         return cls(
             source,
+            manifest.step,
             inherited(manifest, steps),
             batch if isinstance(batch, int) else None,
             str(manifest.settings.get("gradient_dtype", FLOAT32)),
@@ -77,6 +79,21 @@ class RunBefore:
                 f"{self.source} is of a run with {option}, whose place is each host's own; give {option} on "
                 "each host (the texts are compared by hash)"
             )
+
+
+def starts_again(resume: str | None, folder: RunFolder | None) -> bool:
+    """Return whether --resume is of what starts the same command again and again."""
+    return resume == "auto" and folder is not None
+
+
+def begins_anew(resume: str, folder: RunFolder | None) -> bool:
+    """Return whether there is nothing to go on from where a run is started again and again; say so."""
+    from hetpipe.training.checkpoint import written
+
+    if folder is None or not starts_again(resume, folder) or written(folder.checkpoints):
+        return False
+    note([f"nothing to resume in {folder.path}: a new run begins"])
+    return True
 
 
 def decided_by(before: RunBefore, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,6 +124,9 @@ def run_command(
         start = run_start(
             entry, training, schedule, learning, request.run, dry_run=dry_run, several=others is not None
         )
+        if start.over:
+            note([start.over])
+            return
         check_lengths(start.settings, compiled=options.compiled)
         if others is None:
             request, length = _as_before(request, start, given.sequence_length)

@@ -17,7 +17,7 @@ from hetpipe.commands.given_times import checkpoint_times, timeout_seconds
 from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.learning import OPTIMIZER, TRAINING, LearningOptions, check_samples
 from hetpipe.commands.output import note, warn
-from hetpipe.commands.resuming import RunBefore, check_changes, decided_by
+from hetpipe.commands.resuming import RunBefore, begins_anew, check_changes, decided_by, starts_again
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
 from hetpipe.reporting.lost_reader import go_on_in
@@ -109,7 +109,8 @@ class RunStart:
 
     folder: None for a new numbered one. batch: samples a step of the run before, None if there is none.
     gradient_dtype: in which its gradients travelled. max_restarts: see `Recovery`. override: what it may have
-    otherwise than the run before. log: where metrics are sent beside the run folder.
+    otherwise than the run before. log: where metrics are sent beside the run folder. starts_again: whether it
+    is asked for by what starts the same command again and again.
     """
 
     entry: ModelEntry
@@ -121,6 +122,17 @@ class RunStart:
     before: RunBefore = field(default_factory=RunBefore)
     override: frozenset[str] = frozenset()
     log: tuple[SinkKind, ...] = ()
+    starts_again: bool = False
+
+    @property
+    def over(self) -> str:
+        """Return in words that all steps are done, "" where there are some left, or none asks again."""
+        if not self.starts_again or self.before.step != self.settings.steps:
+            return ""
+        return (
+            f"{self.before.source}: all {self.settings.steps} steps are done, nothing is left to do; raise "
+            "--steps for more"
+        )
 
 
 def run_start(
@@ -162,7 +174,7 @@ def run_start(
         check_installed(kind)
     override = _overridden(learning, options)
     before = RunBefore()
-    if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
+    if options.resume is not None and not dry_run and not begins_anew(options.resume, folder):
         before = RunBefore.find(options.resume, folder, RUNS, entry, options.steps)
         if given["data"] is None:
             if several:
@@ -190,7 +202,7 @@ def run_start(
     warn_of_learned(settings.data, settings.eval_data)
     return RunStart(
         entry, folder, settings, before.batch, before.gradient_dtype, options.max_restarts, before, override,
-        log,
+        log, starts_again=starts_again(options.resume, folder),
     )  # fmt: skip
 
 
@@ -241,16 +253,6 @@ def _evaluation(
         "patience": earlier.patience if learning.patience is None else learning.patience,
         "best": earlier.best if learning.best is None else learning.best,
     }
-
-
-def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
-    """Return whether there is nothing to go on from where a run is started again and again; say so."""
-    from hetpipe.training.checkpoint import written
-
-    if resume != "auto" or folder is None or written(folder.checkpoints):
-        return False
-    note([f"nothing to resume in {folder.path}: a new run begins"])
-    return True
 
 
 def train_shown(

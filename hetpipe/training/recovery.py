@@ -48,7 +48,7 @@ class Recovery:
     replan: None where only the plan at hand may be run. tell: takes a sentence for each restart.
     reached: the last step that was done. lost: devices that are not used for now; those whose host is there
     are tried again after the next loss that the run has come further before. room_bytes: what devices that
-    were full are planned with.
+    were full are planned with. last_step: of the run, behind which nothing is to go on with.
     """
 
     folder: RunFolder
@@ -58,6 +58,7 @@ class Recovery:
     tell: Callable[[str], object]
     missing: Callable[[Sequence[Device]], frozenset[str]] = lambda devices: frozenset()
     returned: Callable[[], frozenset[str]] = frozenset
+    last_step: int | None = None
     reached: int = 0
     lost: frozenset[str] = frozenset()
     room_bytes: dict[str, float] = field(default_factory=dict)
@@ -92,6 +93,11 @@ class Recovery:
         if self.most <= 0 or report is None or report["type"] not in _FROM_OUTSIDE:
             raise error
         source, forgiven = self._source(begun_from), False
+        if source is not None and checkpoint.read_manifest(source).step == self.last_step:
+            raise WorkerLostError(
+                f"{error}, after the last step; {source} is whole, only the report was not written: hetpipe "
+                f"export {self.folder.path} -o my-model"
+            ) from error
         if self.reached > self._furthest:
             self._in_a_row, self._doubted = 0, self.lost - self._unreachable
             forgiven = bool(self._doubted)

@@ -189,7 +189,7 @@ def train_predicted(
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
     most = 0 if under_torchrun() and hosts is None else max_restarts
-    recovery = Recovery(folder, prediction, most, replan, tell)
+    recovery = Recovery(folder, prediction, most, replan, tell, last_step=settings.steps)
     if hosts is not None:
         recovery.replan = None if replan is None else _with_leader(replan, hosts)
         recovery.missing, recovery.returned = hosts.missing, hosts.returned

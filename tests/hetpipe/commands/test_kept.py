@@ -213,6 +213,10 @@ def test_a_plain_run_keeps_a_model_that_can_be_exported(hetpipe, run):
     assert (hetpipe.folder / "my-model" / "model.safetensors").exists()
     again = run("--steps 2 --resume auto")
     assert again.code == 2 and "is at step 2, the run ends at step 2; raise --steps" in again.err
+    queued = run("--steps 2 --resume auto --run-folder runs/bert-tiny-001")  # the same line, again and again
+    done = f"note: {source}: all 2 steps are done, nothing is left to do; raise --steps for more"
+    assert (queued.code, queued.out, queued.err.split()) == (0, "", done.split())
+    assert read_report(RunFolder(Path("runs/bert-tiny-001")).report).steps == 2
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from hetpipe.runs.run_report import read_recoveries, read_report
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import WorkerLostError
 from hetpipe.simulation.prediction import Prediction
+from hetpipe.training import run as run_module
 from hetpipe.training.recovery import Recovery
 from hetpipe.training.run import train_predicted, verified_prediction
 from runs import chain_plan, cluster_file, made_up_profile, made_up_profile_of
@@ -112,6 +113,27 @@ def test_lost_ranks_cost_the_steps_since_the_checkpoint_and_nothing_else(tmp_pat
     ]
     assert all(found.noticed_after_s < 5 for found in reported[:3])
     assert reported[3].noticed_after_s > 5
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_lost_after_the_last_checkpoint_leaves_the_model(tmp_path, monkeypatch):
+    """There is nothing to go on with, so that a restart would be refused."""
+    trained, run = run_module._Preparation.train, RunFolder(tmp_path / "run")
+
+    def lost_at_the_end(*arguments: Any) -> None:
+        trained(*arguments)
+        raise lost()
+
+    monkeypatch.setattr(run_module._Preparation, "train", lost_at_the_end)
+    with pytest.raises(WorkerLostError) as caught:
+        train_predicted(
+            Settings(steps=2), cluster_file(tmp_path), made_up_profile(MODEL), predicted(tmp_path, [0, 8]),
+            run, max_restarts=1,
+        )  # fmt: skip
+    assert str(caught.value) == (
+        f"rank 1 (here/1) was lost, after the last step; {run.checkpoints / 'step-000002'} is whole, only "
+        f"the report was not written: hetpipe export {run.path} -o my-model"
+    )
 
 
 @pytest.mark.slow
