@@ -6,7 +6,7 @@ from dataclasses import replace
 from cost_model.errors import InfeasibleError
 from partition.baselines.strategy import TooManyDevicesError, least_of, shortfall
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.ranking import best_plan
+from partition.estimates.ranking import best_plan, instructions
 from partition.estimates.shared_pipelines import Draft, SharedPipelineCosts
 from partition.estimates.step_estimate import StepEstimate
 from partition.plan import Plan
@@ -50,11 +50,19 @@ class Drafts:
     def best(self, evaluate: Evaluate | None) -> Plan:
         """Return the best plan; of the two of least estimate, if the simulator is given.
 
-        Raises: InfeasibleError of the draft that lacks least, if memory took none.
+        Raises: InfeasibleError of the draft that lacks least, if memory took none; TooManyDevicesError if the
+            simulator takes minutes for the plan.
         """
-        if self._estimated:
-            return best_plan(self._problem, evaluate, self._estimated)
-        raise least_of(self._strategy, self._errors)
+        if not self._estimated:
+            raise least_of(self._strategy, self._errors)
+        plan = best_plan(self._problem, evaluate, self._estimated)
+        if evaluate is not None and (count := instructions(plan)) > MOST_INSTRUCTIONS:
+            raise TooManyDevicesError(
+                f"{self._strategy}: a step of its plan is some {count:,} instructions, and such plans are "
+                f"simulated up to {MOST_INSTRUCTIONS:,}, since more take minutes; exclude devices, give "
+                "fewer samples a step, or let `auto` choose"
+            )
+        return plan
 
     def _named(self, plan: Plan) -> Plan:
         return replace(plan, strategy=self._strategy)
@@ -73,6 +81,7 @@ class Drafts:
 
 
 MOST_DEVICES = 32
+MOST_INSTRUCTIONS = 1_000_000
 
 
 def check_few_devices(strategy: str, problem: Problem) -> None:

@@ -28,6 +28,7 @@ from partition.problem import Evaluate, Problem
 
 NUM_KEPT = 3  # plans of each number of pipelines that a ranking remembers
 NUM_EVALUATED = 2  # plans of a baseline, least estimates first, that the simulator chooses between
+HEAVY = 200_000  # instructions from which on it is only asked for the first of them: some 3 s each
 TOLERANCE = 1e-9  # relative, of a bound: rounding
 QUICK = 20  # times as fast, instruction by instruction, are plans whose devices serve one stage each
 
@@ -164,10 +165,15 @@ def by_estimate(costs: PipelineCosts, plans: Iterable[Plan]) -> list[Plan]:
 
 
 def best_plan(problem: Problem, evaluate: Evaluate | None, estimated: Iterable[tuple[float, Plan]]) -> Plan:
-    """Return the plan of least estimate (seconds); with evaluate, of the two least the best one."""
+    """Return the plan of least estimate (seconds); with evaluate, of the two least the best one.
+
+    Of the two only where the simulator is done with them soon.
+    """
     ranked = sorted(estimated, key=lambda pair: (_rounded(pair[0]), rank(pair[1])))
     near = [plan for _, plan in ranked[:NUM_EVALUATED]]
-    return min(near, key=Ranking(problem, evaluate)) if evaluate else near[0]
+    if evaluate is None or max(map(instructions, near)) > HEAVY:
+        return near[0]
+    return min(near, key=Ranking(problem, evaluate))
 
 
 def variants(costs: PipelineCosts, plan: Plan) -> Iterator[Plan]:

@@ -21,6 +21,7 @@ from partition.baselines.pipedream import (
     refinement,
     replicated_stages,
 )
+from partition.baselines.strategy import TooManyDevicesError
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
 from partition.estimates.timed_pipeline import TimedStage, TimingCache
@@ -204,6 +205,25 @@ def test_pipedream_names_what_is_missing():
     with pytest.raises(InfeasibleError, match=r"pipedream: .* need 20 bytes on 'a/0', .* 11 are") as caught:
         pipedream(alike([1.0], 8, memory_bytes=9.0))
     assert (caught.value.device, caught.value.missing_bytes) == ("a/0", 11.0)
+
+
+def test_pipedream_asks_the_simulator_for_what_it_is_soon_done_with():
+    """Three devices for two stages, of which one has two replicas: both pipelines share a device."""
+    asked: list[Plan] = []
+
+    def planned(samples: int) -> Plan:
+        problem = alike([1.0] * 3, samples, memory_bytes=16.0)
+        simulate = evaluator(problem.profile, problem.cluster)
+        return pipedream(problem, lambda plan: (asked.append(plan), simulate(plan))[1])
+
+    assert len(planned(12).pipelines) == 2
+    assert 1 <= len(asked) <= 2
+    asked.clear()
+    planned(60_000)
+    assert not asked
+    with pytest.raises(TooManyDevicesError, match=r"^pipedream: a step of its plan is some 4,800,000"):
+        planned(600_000)
+    assert not asked
 
 
 def test_pipedream_plans_stages_that_share_devices_by_name():
