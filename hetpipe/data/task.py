@@ -131,11 +131,11 @@ class TrainingTask:
         """
         if self.count_terms is None:
             return self.step_weight(len(labels))
-        return _weight_of(self.count_terms(labels))
+        return weight_of(self.count_terms(labels), "a step")
 
     def step_weight(self, num_samples: int) -> float:
         """Return the same for a step of so many samples, where the labels are not asked."""
-        return _weight_of(self.num_loss_tokens(num_samples))
+        return weight_of(self.num_loss_tokens(num_samples), "a step")
 
     def learning_rate(self, settings: Settings, step: int) -> float:
         """Return the learning rate of a step, counted from 0.
@@ -160,7 +160,7 @@ def own_settings(
 
 def _multiple(rates: Callable[[int], float], step: int) -> float:
     given = rates(step)
-    multiple = float(given) if isinstance(given, SupportsFloat) else math.nan
+    multiple = _number(given)
     if not 0 <= multiple < math.inf:
         raise InputError(
             f"rate_schedule gives {given!r} for step {step}, counted from 0; give a multiple of the learning "
@@ -169,10 +169,22 @@ def _multiple(rates: Callable[[int], float], step: int) -> float:
     return multiple
 
 
-def _weight_of(terms: int) -> float:
-    if terms < 1:
-        raise InputError(f"the loss of a step has {terms} terms; every step needs labels that count")
-    return 1 / terms
+def weight_of(terms: object, whose: str) -> float:
+    """Return what each of so many terms counts in the loss of a step, or whose it is.
+
+    Raises: InputError if they are no finite number above zero.
+    """
+    number = _number(terms)
+    if not 0 < number < math.inf:
+        raise InputError(f"the loss of {whose} has {terms!r} terms; {whose} needs labels that count")
+    return 1 / number
+
+
+def _number(given: object) -> float:
+    """Return what a user's function gives as a number; NaN where it is none."""
+    with suppress(ValueError, RuntimeError):  # a tensor of several numbers
+        return float(given) if isinstance(given, SupportsFloat) else math.nan
+    return math.nan
 
 
 TaskFactory = Callable[[RunFolder, TaskSettings], TrainingTask]

@@ -18,7 +18,7 @@ from cost_model.errors import InputError
 from hetpipe.data.held_out import HeldOut
 from hetpipe.data.main_module import are_importable, globals_for_ranks, pickled, set_globals
 from hetpipe.data.own_code import own_code_sha256
-from hetpipe.data.task import OptimizerFactory, TrainingTask, own_settings
+from hetpipe.data.task import OptimizerFactory, TrainingTask, own_settings, weight_of
 from hetpipe.data.user_data import batch_in, batch_of, has_length, order_of, repeated
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.chain import ChainModel
@@ -224,7 +224,9 @@ def _held_out(options: Options) -> tuple[int, int]:
         return count, count
     read = batch_of(data, 0, False)
     with refused_on_error("eval_data cannot be read"):
-        return count, sum(options.count_terms(read(first, batch)[1]) for first in range(0, count, batch))
+        terms = sum(options.count_terms(read(first, batch)[1]) for first in range(0, count, batch))
+    weight_of(terms, "eval_data")  # refused now, not when it is first computed
+    return count, terms
 
 
 def _held_out_sha256(options: Options, numbers: tuple[int, int]) -> str:

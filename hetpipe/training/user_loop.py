@@ -201,8 +201,8 @@ def execute(
         if len(value) != count:
             raise InputError(f"{name!r} has {len(value)} samples, a step of the plan {count}; give as many")
     terms = count if num_terms is None else num_terms
-    if terms < 1:
-        raise InputError(f"num_terms is {terms}; give the terms of the loss of the whole step, at least 1")
+    if not 0 < terms < math.inf:
+        raise InputError(f"num_terms is {terms}; give the terms of the loss of the whole step, above 0")
     if optimizer is None and program.plan.state_owners is not None and stages.parameters():
         raise InputError(
             f"no optimizer is given, and the plan shards its states (zero {program.plan.zero}), which leaves "

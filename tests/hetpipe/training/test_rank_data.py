@@ -84,9 +84,18 @@ def test_terms_that_the_user_counts_are_those_of_the_whole_step(data):
     assert found.weight == 1 / 4  # odd positions of 0 to 7
     assert data.read == [(0, BATCH)]
     assert found.by_pipeline[1][0]["x"].tolist() == [5, 6, 7]
-    none = RankData(task(data, count_terms=lambda labels: 0), two_pipelines(), 3, HOST, BATCH)
-    with pytest.raises(InputError, match="the loss of a step has 0 terms"):
-        none.step(0)
+    half = RankData(task(data, count_terms=lambda labels: 0.5), two_pipelines(), 3, HOST, BATCH)
+    assert half.step(0).weight == 2  # a sum of weights of classes
+
+
+@pytest.mark.parametrize(
+    "terms", [0, -3, float("nan"), float("inf"), "8", None, torch.tensor(0), torch.ones(8)]
+)
+def test_a_step_without_a_number_of_terms_is_refused(data, terms):
+    """Divided by infinity, loss and gradients were zero."""
+    counted = RankData(task(data, count_terms=lambda labels: terms), two_pipelines(), 3, HOST, BATCH)
+    with pytest.raises(InputError, match=r"the loss of a step has .* terms; a step needs labels that count"):
+        counted.step(0)
 
 
 def test_on_a_device_the_next_step_is_read_ahead_by_another_thread(data):

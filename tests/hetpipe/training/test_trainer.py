@@ -282,6 +282,10 @@ def wrong_first(first: int, count: int) -> tuple[Tensor, Tensor]:
         ({"batch_size": 3}, "batch_size is 3, the plan's is 16; leave it out, or plan again"),
         ({"eval_data": user_tasks.samples(4)}, "eval_data have 4 samples; give at least a batch .16."),
         ({"eval_data": user_tasks.squared_error}, "eval_data are a function; give a data set with a length"),
+        (
+            {"eval_data": user_tasks.samples(16), "count_terms": lambda labels: 0},
+            "the loss of eval_data has 0 terms; eval_data needs labels that count",
+        ),
         ({"eval_every": 2}, "eval_every is 2, and there is no eval_data"),
         ({"cluster": "none.toml"}, "none.toml: no such file"),
         ({"loss": "mse"}, "the loss is a str"),

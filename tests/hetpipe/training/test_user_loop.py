@@ -170,6 +170,7 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tmp_path):
             "'labels' has 3 samples, a step of the plan 16",
         ),
         (lambda: execute(program, stages, inputs, labels, num_terms=0), "num_terms is 0"),
+        (lambda: execute(program, stages, inputs, labels, num_terms=float("nan")), "num_terms is nan"),
         (
             lambda: RankStages(two, chain, loss, profile=profile, cluster=cluster),
             r"torch.distributed has 1 processes, the program 2 devices \(here/0, here/1\)",
