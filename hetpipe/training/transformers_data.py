@@ -196,34 +196,59 @@ class TokenLoss:
 def loss_of(model: nn.Module, data: CollatedData) -> TokenLoss:
     """Return the loss that the model computes by itself, found by computing it for two samples.
 
+    It is computed for labels of unlike classes, too: weights of classes do not show where all are of one.
+
     Raises: InputError if it is none that ranks can add up, or the first samples have no label that counts.
     """
-    collated, was = _labelled(data), model.training
     device = next(model.parameters()).device
-    inputs = {name: value.to(device) for name, value in collated.items() if isinstance(value, Tensor)}
-    model.eval()
-    try:
-        with torch.no_grad():
-            output = model(**inputs, **call_options(model))
-    finally:
-        model.train(was)
-    own, labels = getattr(output, "loss", None), inputs[LABELS]
-    if not isinstance(own, Tensor):
-        raise InputError(
-            f"a {type(model).__name__} computes no loss of its labels; give hetpipe.Trainer a loss of "
-            "your own"
-        )
-    logits = logits_of(output)
+    inputs = {name: value.to(device) for name, value in _labelled(data).items() if isinstance(value, Tensor)}
+    own, logits = _computed(model, inputs)
+    labels = inputs[LABELS]
     for loss in (TokenLoss(shifts=True), TokenLoss(shifts=False)):
-        if not _fits(loss, logits, labels):
+        if not _fits(loss, logits, labels) or not _is_mean(loss, own, logits, labels):
             continue
-        mean = loss(logits, labels) / loss.terms(labels)
-        if torch.isclose(mean, own.to(mean.dtype), rtol=1e-3 if own.dtype.itemsize < 4 else 1e-5):
+        unlike = _unlike(labels, logits.shape[-1])
+        if _is_mean(loss, *_computed(model, {**inputs, LABELS: unlike}), unlike):
             return replace(loss, counts_first=loss.shifts and _counts_first(model))
     raise InputError(
         f"the loss of a {type(model).__name__} is not the cross-entropy of its logits and labels, which is "
         "what can be added up over devices; give hetpipe.Trainer a loss of your own"
     )
+
+
+@torch.no_grad()
+def _computed(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the loss that the model computes of samples with labels, and its logits.
+
+    Raises: InputError if it computes none.
+    """
+    was = model.training
+    model.eval()
+    try:
+        output = model(**inputs, **call_options(model))
+    finally:
+        model.train(was)
+    own = getattr(output, "loss", None)
+    if not isinstance(own, Tensor):
+        raise InputError(
+            f"a {type(model).__name__} computes no loss of its labels; give hetpipe.Trainer a loss of "
+            "your own"
+        )
+    return own, logits_of(output)
+
+
+def _is_mean(loss: TokenLoss, own: Tensor, logits: Tensor, labels: Tensor) -> bool:
+    mean = loss(logits, labels) / loss.terms(labels)
+    return bool(torch.isclose(mean, own.to(mean.dtype), rtol=1e-3 if own.dtype.itemsize < 4 else 1e-5))
+
+
+def _unlike(labels: Tensor, num_classes: int) -> Tensor:
+    """Return labels of which those that count are spread over all classes."""
+    counts = labels != IGNORE_LABEL
+    places = torch.arange(int(counts.sum()), device=labels.device)
+    found = labels.clone()
+    found[counts] = (places * (num_classes - 1) // max(1, len(places) - 1)).to(labels.dtype)
+    return found
 
 
 def _labelled(data: CollatedData) -> dict[str, Any]:

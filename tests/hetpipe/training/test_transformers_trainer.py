@@ -8,7 +8,8 @@ from typing import Any
 import peft
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     BertForSequenceClassification,
     EarlyStoppingCallback,
@@ -339,6 +340,26 @@ def test_the_loss_is_found_by_samples_that_have_labels(tmp_path: Path):
     assert loss_of(trainer.model, trainer._data).shifts
     with pytest.raises(InputError, match="the first 8 samples have no label that counts, all are -100; give"):
         ours(tmp_path / "ours", causal(), args, ONE, train_dataset=without_labels(8), **given)
+
+
+class Weighted(BertForSequenceClassification):
+    """The mean over its labels is weighted by class, which does not show where all are of one class."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
+        output = super().forward(input_ids=input_ids, **others)
+        if labels is not None:
+            weight = torch.linspace(1, 9, output.logits.shape[-1])
+            output.loss = functional.cross_entropy(output.logits, labels, weight)
+        return output
+
+
+def test_a_loss_weighted_by_class_is_refused_though_the_first_samples_are_of_one(tmp_path: Path):
+    data = [{"input_ids": [1] * LENGTH, "labels": 0} for _ in range(8)]
+    args, given = arguments(tmp_path / "out"), {"data_collator": default_data_collator}
+    trainer = ours(tmp_path / "ours", classifier(), args, ONE, train_dataset=data, **given)
+    assert not loss_of(trainer.model, trainer._data).shifts
+    with pytest.raises(InputError, match="the loss of a Weighted is not the cross-entropy of its logits"):
+        ours(tmp_path / "ours", Weighted(classifier().config), args, ONE, train_dataset=data, **given)
 
 
 def test_the_columns_of_a_model_in_peft_are_those_of_the_model():
