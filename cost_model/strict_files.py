@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from cost_model.errors import InputError
+from cost_model.plain_numbers import plain
 
 T = TypeVar("T")
 
@@ -198,7 +199,7 @@ def validate(adapter: TypeAdapter[T], data: object, source: str) -> T:
     except RecursionError:
         raise InputError(f"{source}: nested too deeply; is it the right file?") from None
     try:
-        return adapter.validate_json(json.dumps(data, default=str), strict=True)
+        return adapter.validate_json(json.dumps(data, default=plain), strict=True)
     except ValidationError as error:
         errors = error.errors(include_url=False)
         # a misspelt key is missing under its right name too; name the misspelling

@@ -13,6 +13,7 @@ from cost_model.dtypes import (
 )
 from cost_model.errors import InputError
 from cost_model.host_memory import movable_bytes, saved_bytes_on_host
+from cost_model.plain_numbers import whole_number
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
 from partition.plan import (
@@ -88,6 +89,10 @@ class Problem:
     thorough: bool = False
 
     def __post_init__(self) -> None:
+        batch = whole_number("global_batch_size", self.global_batch_size)
+        sizes = tuple(whole_number("microbatch_size", size) for size in self.microbatch_sizes)
+        object.__setattr__(self, "global_batch_size", batch)
+        object.__setattr__(self, "microbatch_sizes", sizes)
         if self.global_batch_size < 1:
             raise InputError(f"global_batch_size is {self.global_batch_size}; give at least 1")
         if self.global_batch_size > MOST_BATCH:
@@ -143,9 +148,13 @@ def problem_of(
     """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one.
 
     With a given one no device has a larger one.
+
+    Raises: InputError for what is no whole number, or too few or too many.
     """
     sizes: tuple[int, ...]
+    global_batch_size = whole_number("global_batch_size", global_batch_size)
     if microbatch_size is not None:
+        microbatch_size = whole_number("microbatch_size", microbatch_size)
         if microbatch_size > global_batch_size > 0:
             raise InputError(
                 f"microbatch_size is {microbatch_size:,}, more than the batch of "

@@ -12,6 +12,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.other_clusters import with_room, without
+from cost_model.plain_numbers import whole_number
 from cost_model.profile import ModelProfile
 from hetpipe.data.user_task import Model, UserTask
 from hetpipe.profiling.doubtful_profiles import doubt_sentences
@@ -144,6 +145,7 @@ def checked_batch_size(batch_size: int | None, plan: Plan | None) -> int:
         return plan.global_batch_size
     if batch_size is None:
         raise InputError("neither batch_size nor plan is given; give batch_size, the samples of a step")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is {batch_size!r}; give the samples of a step, at least 1")
+    batch_size = whole_number("batch_size", batch_size)
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}; give the samples of a step, at least 1")
     return batch_size
