@@ -41,6 +41,20 @@ def parse_dtype(text: str) -> str:
     return name
 
 
+def dtype_named(dtype: object) -> str:
+    """Return the full name of a precision that a caller gave, by that name or as the command line has it.
+
+    >>> dtype_named("fp16"), dtype_named("bfloat16-autocast")
+    ('float16-autocast', 'bfloat16-autocast')
+
+    Raises: InputError for anything else, a torch.dtype too: weights are in float32 beside autocast.
+    """
+    name = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else ""
+    if name not in (*DTYPES, MIXED):
+        raise InputError(f"dtype is {dtype!r}; give {', '.join((FLOAT32, TF32, *_SHORT, FLOAT64))}")
+    return name
+
+
 def dtypes_of(text: str | None, kinds: Collection[str]) -> dict[str, str]:
     """Return the precision of each kind that a --dtype gives.
 

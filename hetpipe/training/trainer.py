@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cost_model.cluster_file import read_cluster
+from cost_model.dtypes import dtype_named
 from cost_model.errors import InputError
 from cost_model.known_clusters import cluster_path
 from cost_model.profile import ModelProfile
@@ -104,10 +105,10 @@ class Trainer:
         of the learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a
         decay. count_terms, shuffle, example, shrunk: as `own_task` takes them. eval_data: data of which the
         loss is computed beside training, in whole batches: each `eval_every` steps and at the end. dtype: of
-        the measurement, float32 if not given; with a profile that of the profile. log: "tensorboard",
-        "mlflow", "wandb": where the metrics of each step are sent beside the run folder. settings: those of
-        `Settings` that are left: seed, clip_norm, warmup, total_steps, every, save, eval_every, patience,
-        schedule, clock, timeout_s.
+        the measurement, as --dtype names it, float32 if not given; with a profile that of the profile. log:
+        "tensorboard", "mlflow", "wandb": where the metrics of each step are sent beside the run folder.
+        settings: those of `Settings` that are left: seed, clip_norm, warmup, total_steps, every, save,
+        eval_every, patience, schedule, clock, timeout_s.
 
         Raises: InputError naming what cannot be used and why.
         """
@@ -141,6 +142,7 @@ class Trainer:
         known = profile if plan is None else plan
         found = name_of(model) if known is None else known.model
         called = checked_name(found if name is None else name)
+        dtype = None if dtype is None else dtype_named(dtype)
         self._planning = OwnPlanning(self._cluster, self._task, called, batch, dtype, quiet=not progress)
         stated = {"sequence_length": self._task.sequence_length, "dtype": dtype}
         held_out = {} if eval_data is None else {"eval_data": (GIVEN,)}

@@ -278,6 +278,9 @@ def wrong_first(first: int, count: int) -> tuple[Tensor, Tensor]:
         ({"loss": nn.MSELoss()}, "the loss has reduction 'mean'; give reduction='sum'"),
         ({"loss": Locked()}, "the loss cannot be sent to the ranks .cannot pickle"),
         ({"plan": None}, "neither batch_size nor plan is given"),
+        ({"dtype": "half"}, "dtype is 'half'; give float32, tf32, bf16, fp16, float64"),
+        ({"dtype": torch.bfloat16}, "dtype is torch.bfloat16; give float32, tf32, bf16"),
+        ({"plan": None, "batch_size": 8.0}, "batch_size is 8.0; give a whole number"),
         ({"plan": None, "batch_size": 0}, "batch_size is 0; give the samples of a step, at least 1"),
         ({"batch_size": 3}, "batch_size is 3, the plan's is 16; leave it out, or plan again"),
         ({"eval_data": user_tasks.samples(4)}, "eval_data have 4 samples; give at least a batch .16."),
@@ -328,6 +331,7 @@ def test_a_run_that_cannot_work_leaves_nothing(tmp_path, monkeypatch):
     longer = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=7)
     for wrong, message in (
         ({"dtype": "float32"}, "dtype of the run is 'float32', of its plan and profile 'float64'"),
+        ({"dtype": "bf16"}, "dtype of the run is 'bfloat16-autocast', of its plan and profile 'float64'"),
         ({"profile": longer}, "sequence_length of the run is 1, of its plan and profile 7"),
     ):
         made = trainer(tmp_path, folder=None, **wrong)
