@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import default_data_collator, set_seed
 from transformers.data.data_collator import DataCollatorWithPadding
@@ -69,6 +70,7 @@ class TransformersTrainer:
 
             args = TrainingArguments("tmp_trainer")
         others = _checked_others(others)
+        _check_overridden(type(self), args)
         set_seed(args.seed)
         if (model is None) == (model_init is None):
             raise InputError("give the model, or model_init, which makes it")
@@ -295,3 +297,27 @@ def _checked_others(others: Mapping[str, Any]) -> dict[str, Any]:
         if others.get(name) not in (None, (None, None)):
             raise InputError(f"{name} cannot be kept; {remedy}")
     return {name: value for name, value in others.items() if name not in _REFUSED}
+
+
+_OVERRIDDEN = {
+    "compute_loss": "give hetpipe.Trainer a loss of your own",
+    "create_optimizer": "give optimizer_cls_and_kwargs",
+    "create_optimizer_and_scheduler": "give optimizer_cls_and_kwargs, and lr_scheduler_type",
+    "create_scheduler": "give lr_scheduler_type",
+    "evaluate": "give eval_strategy='no', or compute_metrics",
+}
+
+
+def _check_overridden(kind: type[TransformersTrainer], args: Any) -> None:
+    """Check that a class derived from `TransformersTrainer` changes nothing that only transformers calls.
+
+    Raises: InputError for a method of transformers' Trainer that nothing here would call.
+    """
+    unheard = set(dir(transformers.Trainer)) - set(dir(TransformersTrainer))
+    if args.eval_strategy != "no" and kind.evaluate is not TransformersTrainer.evaluate:
+        unheard |= {"evaluate"}
+    for name in sorted(unheard & set(dir(kind))):
+        raise InputError(
+            f"{kind.__name__} has {name}, which is called by transformers' Trainer and not here; "
+            f"{_OVERRIDDEN.get(name, 'leave it out')}"
+        )
