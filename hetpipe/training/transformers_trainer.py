@@ -11,7 +11,12 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import default_data_collator, set_seed
+from transformers import (
+    PreTrainedTokenizerBase,
+    SequenceFeatureExtractor,
+    default_data_collator,
+    set_seed,
+)
 from transformers.data.data_collator import DataCollatorWithPadding
 from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOutput
@@ -82,7 +87,7 @@ class TransformersTrainer:
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._arguments = Arguments(args, len(read_cluster(cluster_path(cluster)).devices))
         self._cluster, self._others, self._optimizer_kind = cluster, others, optimizer_cls_and_kwargs
-        pads = hasattr(processing_class, "pad")
+        pads = isinstance(processing_class, (PreTrainedTokenizerBase, SequenceFeatureExtractor))
         collates = DataCollatorWithPadding(processing_class) if pads else default_data_collator
         self.data_collator: Collator = data_collator or collates
         self._callbacks = [made() if isinstance(made, type) else made for made in callbacks or ()]

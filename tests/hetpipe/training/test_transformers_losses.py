@@ -1,8 +1,12 @@
 """What transformers' Trainer would compute otherwise than ours is refused, or said."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, ViTImageProcessorPil, default_data_collator
+from transformers.data.data_collator import DataCollatorWithPadding
 
 from cost_model.errors import InputError
 from hetpipe.training.transformers_trainer import TransformersTrainer
@@ -24,3 +28,14 @@ def test_methods_that_nothing_would_call_are_refused(tmp_path: Path, name: str, 
     args = arguments(tmp_path / "out", eval_strategy="steps", eval_steps=1)
     with pytest.raises(InputError, match=said):
         own(causal(), args, train_dataset=texts(), eval_dataset=texts(), cluster=cluster_file(tmp_path))
+
+
+def test_only_what_has_texts_or_sounds_pads_them(tmp_path: Path):
+    def collator(processing: Any) -> Any:
+        args, cluster = arguments(tmp_path / "out"), cluster_file(tmp_path)
+        return TransformersTrainer(causal(), args, processing_class=processing, cluster=cluster).data_collator
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    assert isinstance(collator(tokenizer), DataCollatorWithPadding)
+    assert hasattr(ViTImageProcessorPil, "pad")  # of pictures
+    assert collator(ViTImageProcessorPil()) is default_data_collator
