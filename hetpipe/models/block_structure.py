@@ -1,5 +1,6 @@
 """The structure of an unchanged model: its chain of blocks, and what is known of each parameter."""
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -230,7 +231,11 @@ def refused_on_error(reason: str) -> Iterator[None]:
 
 def call_options(model: nn.Module) -> dict[str, bool]:
     """Return keyword arguments for every forward of this model: Hugging Face's must not build caches."""
-    return {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+    if not hasattr(getattr(model, "config", None), "use_cache"):
+        return {}
+    takes = inspect.signature(model.forward).parameters
+    keywords = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    return {"use_cache": False} if keywords or "use_cache" in takes else {}
 
 
 def whole_logits(model: nn.Module, inputs: Inputs) -> Tensor:
