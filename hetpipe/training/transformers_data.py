@@ -12,6 +12,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
 from cost_model.errors import InputError
@@ -87,15 +88,19 @@ class CollatedData:
 
     def longest(self) -> "CollatedData":
         """Return the data that begin with their longest sample, by which a model is measured."""
-        lengths = [self._length(index) for index in range(min(ALIKE_AFTER, len(self.dataset)))]
+        lengths = [self.length(index) for index in range(min(ALIKE_AFTER, len(self.dataset)))]
         if len(set(lengths)) > 1:
-            lengths += [self._length(index) for index in range(len(lengths), len(self.dataset))]
+            lengths += [self.length(index) for index in range(len(lengths), len(self.dataset))]
         first = lengths.index(max(lengths))
         return replace(self, dataset=[self.dataset[first]], batch=1, seed=None, whole=1)
 
     def samples(self, first: int, count: int) -> dict[str, Any]:
         """Return samples by their index, collated as they are."""
-        return self._collated(range(first, min(first + count, len(self.dataset))), first)
+        return self.beside(range(first, min(first + count, len(self.dataset))))
+
+    def beside(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Return these samples, collated as they are."""
+        return self._collated(indices, indices[0])
 
     def _index(self, position: int) -> int | None:
         epoch, offset = divmod(position, len(self))
@@ -121,7 +126,8 @@ class CollatedData:
             return row
         return {name: value for name, value in row.items() if name in self.columns}
 
-    def _length(self, index: int) -> int:
+    def length(self, index: int) -> int:
+        """Return how many numbers the longest entry of a sample has."""
         row = self._row(index)
         sizes = [
             len(value)
@@ -196,19 +202,27 @@ class TokenLoss:
 def loss_of(model: nn.Module, data: CollatedData) -> TokenLoss:
     """Return the loss that the model computes by itself, found by computing it for two samples.
 
-    It is computed for labels of unlike classes, too: weights of classes do not show where all are of one.
+    It is computed for labels of unlike classes, too: weights of classes do not show where all are of one; and
+    for unlike numbers that a sample or a label has beside, as the model trains, and for samples that are
+    filled up to the length of another one.
 
     Raises: InputError if it is none that ranks can add up, or the first samples have no label that counts.
     """
     device = next(model.parameters()).device
-    inputs = {name: value.to(device) for name, value in _labelled(data).items() if isinstance(value, Tensor)}
+    inputs = _on(device, _labelled(data))
     own, logits = _computed(model, inputs)
     labels = inputs[LABELS]
     for loss in (TokenLoss(shifts=True), TokenLoss(shifts=False)):
         if not _fits(loss, logits, labels) or not _is_mean(loss, own, logits, labels):
             continue
-        unlike = _unlike(labels, logits.shape[-1])
-        if _is_mean(loss, *_computed(model, {**inputs, LABELS: unlike}), unlike):
+        unlike = {name: _numbered(value, labels) for name, value in inputs.items()}
+        unlike[LABELS] = _unlike(labels, logits.shape[-1])
+        filled = _on(device, _of_unlike_lengths(data))
+        if all(
+            _is_mean(loss, *_computed(model, tried, trains=trains), tried[LABELS])
+            for tried, trains in ((unlike, True), (filled, False))
+            if loss.terms(tried[LABELS])
+        ):
             return replace(loss, counts_first=loss.shifts and _counts_first(model))
     raise InputError(
         f"the loss of a {type(model).__name__} is not the cross-entropy of its logits and labels, which is "
@@ -216,23 +230,37 @@ def loss_of(model: nn.Module, data: CollatedData) -> TokenLoss:
     )
 
 
-@torch.no_grad()
-def _computed(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the loss that the model computes of samples with labels, and its logits.
+def _on(device: torch.device, found: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in found.items() if isinstance(value, Tensor)}
 
-    Raises: InputError if it computes none.
+
+@torch.no_grad()
+def _computed(
+    model: nn.Module, inputs: Mapping[str, Tensor], *, trains: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the loss that the model computes of samples with labels, and its logits; it stays as it is.
+
+    Raises: InputError if it computes none, or has no class or row for what the samples have.
     """
-    was = model.training
-    model.eval()
+    was, buffers = model.training, [(value, value.clone()) for value in model.buffers()]
+    model.train(trains and not any(isinstance(each, _BatchNorm) for each in model.modules()))
     try:
-        output = model(**inputs, **call_options(model))
+        with torch.random.fork_rng([]):
+            output = model(**inputs, **call_options(model))
+    except IndexError as error:
+        raise InputError(
+            f"a {type(model).__name__} does not take the samples: {error}; give it labels and numbers below "
+            "its counts of classes and rows"
+        ) from None
     finally:
         model.train(was)
+        for value, before in buffers:
+            value.copy_(before)
     own = getattr(output, "loss", None)
     if not isinstance(own, Tensor):
         raise InputError(
-            f"a {type(model).__name__} computes no loss of its labels; give hetpipe.Trainer a loss of "
-            "your own"
+            f"a {type(model).__name__} gives no output with a loss of its labels; give hetpipe.Trainer a "
+            "loss of your own"
         )
     return own, logits_of(output)
 
@@ -243,12 +271,27 @@ def _is_mean(loss: TokenLoss, own: Tensor, logits: Tensor, labels: Tensor) -> bo
 
 
 def _unlike(labels: Tensor, num_classes: int) -> Tensor:
-    """Return labels of which those that count are spread over all classes."""
+    """Return labels of which those that count are of the first classes, every other spread over all."""
     counts = labels != IGNORE_LABEL
     places = torch.arange(int(counts.sum()), device=labels.device)
+    spread = places * (num_classes - 1) // max(1, len(places) - 1)
     found = labels.clone()
-    found[counts] = (places * (num_classes - 1) // max(1, len(places) - 1)).to(labels.dtype)
+    found[counts] = torch.where(places % 2 == 1, spread, (places // 2) % num_classes).to(labels.dtype)
     return found
+
+
+def _numbered(values: Tensor, labels: Tensor) -> Tensor:
+    """Return unlike numbers in place of those that each sample or each label has one of, as weights."""
+    of_each = values.shape in (labels.shape, labels.shape[:1], (labels.shape[0], 1))
+    if not (of_each and values.is_floating_point()):
+        return values
+    return torch.linspace(0.5, 1.0, values.numel()).reshape(values.shape).to(values)
+
+
+def _of_unlike_lengths(data: CollatedData) -> dict[str, Any]:
+    """Return the shortest of the first samples and the last one, side by side."""
+    shortest = min(range(min(ALIKE_AFTER, len(data.dataset))), key=data.length)
+    return data.beside((shortest, len(data.dataset) - 1))
 
 
 def _labelled(data: CollatedData) -> dict[str, Any]:
@@ -281,4 +324,4 @@ def _counts_first(model: nn.Module) -> bool:
 def _fits(loss: TokenLoss, logits: Tensor, labels: Tensor) -> bool:
     if labels.is_floating_point() or logits.shape[:-1] != labels.shape or (loss.shifts and labels.dim() < 2):
         return False
-    return loss.terms(labels) > 0
+    return loss.terms(labels) > 0 and int(labels.max()) < logits.shape[-1]

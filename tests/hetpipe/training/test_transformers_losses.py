@@ -1,17 +1,29 @@
 """What transformers' Trainer would compute otherwise than ours is refused, or said."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, ViTImageProcessorPil, default_data_collator
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    ViTImageProcessorPil,
+    default_data_collator,
+)
 from transformers.data.data_collator import DataCollatorWithPadding
 
 from cost_model.errors import InputError
+from hetpipe.training.transformers_data import CollatedData, loss_of, taken_columns
 from hetpipe.training.transformers_trainer import TransformersTrainer
 from runs import cluster_file
-from transformers_runs import arguments, causal, texts
+from transformers_runs import LENGTH, arguments, causal, classifier, texts
 
 
 @pytest.mark.parametrize(
@@ -39,3 +51,90 @@ def test_only_what_has_texts_or_sounds_pads_them(tmp_path: Path):
     assert isinstance(collator(tokenizer), DataCollatorWithPadding)
     assert hasattr(ViTImageProcessorPil, "pad")  # of pictures
     assert collator(ViTImageProcessorPil()) is default_data_collator
+
+
+class OfSamples(BertForSequenceClassification):
+    """Each sample counts as its weight says, which is 1 for the first ones."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, weights: Tensor | None = None) -> Any:
+        output = super().forward(input_ids)
+        if labels is not None:
+            output.loss = (functional.cross_entropy(output.logits, labels, reduction="none") * weights).mean()
+        return output
+
+
+class Regularized(BertForSequenceClassification):
+    """Large logits count against it as it trains."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        output = super().forward(input_ids, labels=labels)
+        if labels is not None and self.training:
+            output.loss = output.loss + output.logits.square().mean()
+        return output
+
+
+class Masked(BertForTokenClassification):
+    """The labels of what is filled up do not count, though they are not -100."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Any:
+        output = super().forward(input_ids, attention_mask)
+        if labels is not None:
+            there = attention_mask == 1
+            output.loss = functional.cross_entropy(output.logits[there], labels[there])
+        return output
+
+
+class WithoutOne(GPT2LMHeadModel):
+    """Labels of one class do not count, which none of the first has."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        output = super().forward(input_ids)
+        if labels is not None:
+            scores = output.logits[:, :-1].flatten(0, 1)
+            output.loss = functional.cross_entropy(scores, labels[:, 1:].flatten(), ignore_index=2)
+        return output
+
+
+def rows(*, labels: Any = None, **others: Any) -> list[dict[str, Any]]:
+    of_row = {"input_ids": [1] * LENGTH, "attention_mask": [1] * LENGTH, **others}
+    given = [{**of_row, "labels": place % 3 if labels is None else labels} for place in range(8)]
+    half = LENGTH // 2
+    return [*given, {**given[-1], "attention_mask": [1] * half + [0] * (LENGTH - half)}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "data"),
+    [
+        (OfSamples, classifier, rows(weights=1.0)),
+        (Regularized, classifier, rows()),
+        (Masked, classifier, rows(labels=[place % 3 for place in range(LENGTH)])),
+        (WithoutOne, causal, rows(labels=[5] * LENGTH)),
+    ],
+)
+def test_a_loss_that_shows_in_other_samples_alone_is_refused(kind: Any, made: Any, data: Any):
+    model = kind(made().config)
+    taken = CollatedData.of(data, default_data_collator, 0, columns=taken_columns(model, ()), batch=4)
+    with pytest.raises(InputError, match=f"the loss of a {kind.__name__} is not the cross-entropy"):
+        loss_of(model, taken)
+
+
+def test_a_model_stays_as_it_is_when_its_loss_is_looked_at():
+    model, data = classifier().train(), CollatedData(rows(), default_data_collator, None, batch=4)
+    before, drawn = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    assert not loss_of(model, data).shifts
+    assert model.training and all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
+    assert torch.equal(drawn, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "said"),
+    [(1, "is not the cross-entropy"), (2, "does not take the samples: Target 2 is out")],
+)
+def test_labels_without_a_class_are_refused(num_labels: int, said: str):
+    config = copy.deepcopy(classifier().config)
+    config.num_labels = num_labels  # one: a regression
+    data = CollatedData(rows()[1:], default_data_collator, None, batch=4)
+    with pytest.raises(InputError, match=said):
+        loss_of(BertForSequenceClassification(config), data)
