@@ -316,6 +316,16 @@ def accepts_count(model: nn.Module) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _arguments(model).values())
 
 
+def ignores_count(model: nn.Module, data: CollatedData) -> bool:
+    """Return whether the model divides by its own labels though transformers tells it those of a step."""
+    if not accepts_count(model):
+        return False
+    inputs = _on(next(model.parameters()).device, _labelled(data))
+    counted = {**inputs, "num_items_in_batch": inputs[LABELS].new_tensor(2**20)}
+    own, told = (_computed(model, given)[0] for given in (inputs, counted))
+    return bool(torch.isclose(own, told))
+
+
 def _counts_first(model: nn.Module) -> bool:
     known = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
     return accepts_count(model) and not known

@@ -27,13 +27,14 @@ from cost_model.known_clusters import cluster_path
 from hetpipe.data.dataset import IGNORE_LABEL
 from hetpipe.data.user_data import LABELS
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.warned import warn_caller
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_weights import load_weights
 from hetpipe.training.trained_model import TrainedModel
 from hetpipe.training.trainer import Trainer
 from hetpipe.training.transformers_arguments import NO_CLIPPING, Arguments
 from hetpipe.training.transformers_callbacks import Intervals, TransformersCallbacks
-from hetpipe.training.transformers_data import CollatedData, Collator, loss_of, taken_columns
+from hetpipe.training.transformers_data import CollatedData, Collator, ignores_count, loss_of, taken_columns
 
 RUN = "run"
 """The run folder, in the output folder; beside it lies what `save_model` writes."""
@@ -207,6 +208,13 @@ class TransformersTrainer:
             )
         labels = data.samples(0, 1)[LABELS]
         self._arguments.check_accumulation(self.model, labels, data.count)
+        count = args.gradient_accumulation_steps
+        if count > 1 and ignores_count(self.model, data):
+            warn_caller(
+                f"gradient_accumulation_steps={count}: a {type(self.model).__name__} does not use how many "
+                f"labels a step has, for which transformers adds up {count} means, and so has {count} times "
+                "the losses and gradients; here a step has one mean"
+            )
 
     def _made(self) -> tuple[Trainer, TransformersCallbacks]:
         """Return the trainer that does it, and what tells the callbacks."""

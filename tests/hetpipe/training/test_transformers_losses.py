@@ -1,6 +1,7 @@
 """What transformers' Trainer would compute otherwise than ours is refused, or said."""
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from cost_model.errors import InputError
 from hetpipe.training.transformers_data import CollatedData, loss_of, taken_columns
 from hetpipe.training.transformers_trainer import TransformersTrainer
 from runs import cluster_file
-from transformers_runs import LENGTH, arguments, causal, classifier, texts
+from transformers_runs import LENGTH, arguments, causal, classifier, ours, texts, two_pipelines
 
 
 @pytest.mark.parametrize(
@@ -138,3 +139,12 @@ def test_labels_without_a_class_are_refused(num_labels: int, said: str):
     data = CollatedData(rows()[1:], default_data_collator, None, batch=4)
     with pytest.raises(InputError, match=said):
         loss_of(BertForSequenceClassification(config), data)
+
+
+def test_where_transformers_adds_up_means_it_is_said(tmp_path: Path):
+    args = arguments(tmp_path / "out", per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    with pytest.warns(UserWarning, match="transformers adds up 2 means, and so has 2 times the losses"):
+        ours(tmp_path / "ours", classifier(), args, two_pipelines(8), train_dataset=texts(16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(tmp_path / "ours", causal(), args, two_pipelines(8), train_dataset=texts(16))

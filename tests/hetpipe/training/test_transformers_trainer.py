@@ -60,6 +60,7 @@ def test_losses_rates_and_norms_are_those_of_transformers(tmp_path: Path, sampli
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:gradient_accumulation_steps=2. a BertFor")
 def test_accumulated_classes_cosine_and_the_trained_model_are_those_of_transformers(tmp_path: Path):
     def right(prediction: Any) -> dict[str, float]:
         return {"right": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
