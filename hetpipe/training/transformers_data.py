@@ -35,8 +35,8 @@ class CollatedData:
 
     dataset: samples by index. columns: which of their entries the model takes, None for all. batch: samples
     of a step. seed: of the order of an epoch, None for that of the data. whole: what is left of an epoch
-    after groups of so many samples is left out. draws: keys what the collator draws at random, None where it
-    draws nothing.
+    after groups of so many samples is left out. draws: keys what the dataset and the collator draw at random,
+    None where they draw nothing.
     """
 
     dataset: Any
@@ -49,7 +49,7 @@ class CollatedData:
 
     @classmethod
     def of(cls, dataset: Any, collator: Collator, key: int, **others: Any) -> "CollatedData":
-        """Return the data, after a look whether the collator draws at random, which `key` then decides."""
+        """Return the data, after a look whether anything is drawn at random, which `key` then decides."""
         data = cls(dataset, collator, **others)
         before = _random_states()
         data.samples(0, 1)
@@ -109,13 +109,12 @@ class CollatedData:
         return offset if self.seed is None else epoch_indices(self.seed, epoch, len(self.dataset))[offset]
 
     def _collated(self, indices: Sequence[int], key: int) -> dict[str, Any]:
-        rows = [self._row(index) for index in indices]
         if self.draws is not None:  # and it is seen by torch's generator that reading draws
             seed = int(np.random.SeedSequence((self.draws, key)).generate_state(1)[0])
             torch.manual_seed(seed)
             np.random.seed(seed)
             random.seed(seed)
-        found = dict(self.collator(rows))
+        found = dict(self.collator([self._row(index) for index in indices]))
         if LABELS not in found:
             raise InputError(f"data_collator gives {sorted(found)}; it has to give {LABELS!r} too")
         return found

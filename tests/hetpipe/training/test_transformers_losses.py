@@ -1,10 +1,13 @@
 """What transformers' Trainer would compute otherwise than ours is refused, or said."""
 
 import copy
+import random
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -148,3 +151,24 @@ def test_where_transformers_adds_up_means_it_is_said(tmp_path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours(tmp_path / "ours", causal(), args, two_pipelines(8), train_dataset=texts(16))
+
+
+class Drawn:
+    """Each time a sample is read it is another one."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return {"values": [self.draw() for _ in range(4)], "labels": place % 3}
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+def test_what_a_dataset_draws_is_the_same_for_all_who_read_a_step(draw: Callable[[], float]):
+    data = CollatedData.of(Drawn(draw), default_data_collator, 0, columns=None, batch=4)
+    (first, _), (again, _), (later, _) = data(0, 4), data(0, 4), data(8, 4)
+    assert torch.equal(first["values"], again["values"])
+    assert not torch.equal(first["values"], later["values"])
