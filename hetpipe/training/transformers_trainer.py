@@ -1,5 +1,6 @@
 """transformers' Trainer over unequal devices: the same arguments, and the cluster."""
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ class TransformersTrainer:
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        model_init: Callable[[], nn.Module] | None = None,
+        model_init: Callable[..., nn.Module] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
         callbacks: Sequence[TrainerCallback] | None = None,
         optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
@@ -81,7 +82,7 @@ class TransformersTrainer:
         if (model is None) == (model_init is None):
             raise InputError("give the model, or model_init, which makes it")
         self.args, self.processing_class, self.compute_metrics = args, processing_class, compute_metrics
-        made = model if model_init is None else model_init()
+        made = model if model_init is None else _made_by(model_init)
         assert made is not None
         self.model: nn.Module = made
         self.state = TrainerState()
@@ -278,6 +279,11 @@ class TransformersTrainer:
             metrics |= {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": own[key] for key in own}
         metrics[f"{prefix}_runtime"] = time.monotonic() - begun_s
         return PredictionOutput(logits, answers, metrics)
+
+
+def _made_by(model_init: Callable[..., nn.Module]) -> nn.Module:
+    """Return the model; as in transformers, what makes it may take a trial, of which there is none."""
+    return model_init(None) if len(inspect.signature(model_init).parameters) == 1 else model_init()
 
 
 def _joined(parts: Sequence[Tensor]) -> np.ndarray[Any, Any]:

@@ -172,3 +172,9 @@ def test_what_a_dataset_draws_is_the_same_for_all_who_read_a_step(draw: Callable
     (first, _), (again, _), (later, _) = data(0, 4), data(0, 4), data(8, 4)
     assert torch.equal(first["values"], again["values"])
     assert not torch.equal(first["values"], later["values"])
+
+
+def test_what_makes_the_model_may_take_a_trial(tmp_path: Path):
+    given = {"args": arguments(tmp_path / "out"), "cluster": cluster_file(tmp_path)}
+    for made in (causal, lambda trial: causal()):
+        assert isinstance(TransformersTrainer(model_init=made, **given).model, GPT2LMHeadModel)
