@@ -75,7 +75,9 @@ class TransformersCallbacks(Callback):
         self._losses.append(metrics["loss"])
         self._call("on_step_end")
         every = self._intervals.logging
-        if (every and step % every == 0) or (step == 1 and self._intervals.logs_first):
+        due = (every and step % every == 0) or (step == 1 and self._intervals.logs_first)
+        if due or self.control.should_log:
+            self.control.should_log = False
             self._log(
                 {
                     "loss": math.fsum(self._losses) / len(self._losses),

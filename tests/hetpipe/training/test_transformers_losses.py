@@ -18,12 +18,15 @@ from transformers import (
     BertForTokenClassification,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
+    TrainerCallback,
+    TrainerState,
     ViTImageProcessorPil,
     default_data_collator,
 )
 from transformers.data.data_collator import DataCollatorWithPadding
 
 from cost_model.errors import InputError
+from hetpipe.training.transformers_callbacks import Intervals, TransformersCallbacks
 from hetpipe.training.transformers_data import CollatedData, loss_of, taken_columns
 from hetpipe.training.transformers_trainer import TransformersTrainer
 from runs import cluster_file
@@ -178,3 +181,18 @@ def test_what_makes_the_model_may_take_a_trial(tmp_path: Path):
     given = {"args": arguments(tmp_path / "out"), "cluster": cluster_file(tmp_path)}
     for made in (causal, lambda trial: causal()):
         assert isinstance(TransformersTrainer(model_init=made, **given).model, GPT2LMHeadModel)
+
+
+class LogsThird(TrainerCallback):
+    """Asks for a log of one step more."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        control.should_log = control.should_log or state.global_step == 3
+
+
+def test_a_callback_may_ask_for_a_log(tmp_path: Path):
+    state, intervals = TrainerState(max_steps=8), Intervals(epoch=8, logging=4, logs_first=False)
+    told = TransformersCallbacks([LogsThird()], arguments(tmp_path / "out"), state, intervals, {})
+    for step in range(1, 9):
+        told.on_step_end({"step": step, "loss": float(step), "gradient_norm": 1.0, "learning_rate": 0.1})
+    assert [(row["step"], row["loss"]) for row in state.log_history] == [(3, 2.0), (4, 4.0), (8, 6.5)]
