@@ -79,6 +79,11 @@ class TransformersTrainer:
         others = _checked_others(others)
         _check_overridden(type(self), args)
         set_seed(args.seed)
+        if compute_metrics is not None and list(args.label_names or (LABELS,)) != [LABELS]:
+            raise InputError(
+                f"label_names={args.label_names!r}: its metrics get {LABELS!r} alone; give ['{LABELS}'], "
+                "or leave one of them out"
+            )
         if (model is None) == (model_init is None):
             raise InputError("give the model, or model_init, which makes it")
         self.args, self.processing_class, self.compute_metrics = args, processing_class, compute_metrics

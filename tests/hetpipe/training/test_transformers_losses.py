@@ -196,3 +196,13 @@ def test_a_callback_may_ask_for_a_log(tmp_path: Path):
     for step in range(1, 9):
         told.on_step_end({"step": step, "loss": float(step), "gradient_norm": 1.0, "learning_rate": 0.1})
     assert [(row["step"], row["loss"]) for row in state.log_history] == [(3, 2.0), (4, 4.0), (8, 6.5)]
+
+
+def test_metrics_of_other_labels_are_refused(tmp_path: Path):
+    def made(names: list[str]) -> TransformersTrainer:
+        args, cluster = arguments(tmp_path / "out", label_names=names), cluster_file(tmp_path)
+        return TransformersTrainer(causal(), args, compute_metrics=lambda found: {}, cluster=cluster)
+
+    assert made(["labels"]).compute_metrics is not None
+    with pytest.raises(InputError, match=r"label_names=\['labels', 'place'\]: its metrics get 'labels'"):
+        made(["labels", "place"])
