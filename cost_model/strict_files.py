@@ -81,7 +81,7 @@ def read_json(path: Path) -> Any:
     """
     text = read_text(path)
     try:
-        return json.loads(text, object_pairs_hook=_each_once)
+        return json.loads(text, object_pairs_hook=each_once)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
@@ -92,8 +92,11 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: holds a number of thousands of digits; is it the right file?") from None
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; of a key with several values the parser would take the last, unsaid."""
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; of a key with several values the parser would take the last, unsaid.
+
+    Raises: InputError naming the key whose values are unlike.
+    """
     found = dict(pairs)
     if len(found) == len(pairs):
         return found

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InputError
+from cost_model.strict_files import each_once
 from hetpipe.data.data_file import read_file
 from hetpipe.data.long_texts import text_lines
 from hetpipe.data.table_files import is_table, rows_of
@@ -23,7 +24,8 @@ def json_lines(path: Path, forms: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Of a table, of each row; columns without a value in it are left out.
 
-    Raises: InputError naming the line that is no object, or if the file cannot be read.
+    Raises: InputError naming the line that is no object or has a key twice with unlike values, or if the
+    file cannot be read.
     """
     if is_table(path):
         yield from _rows(path, forms)
@@ -33,7 +35,9 @@ def json_lines(path: Path, forms: str) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         place = f"data file {path}, line {number}"
         try:
-            data = json.loads(line)
+            data = json.loads(line, object_pairs_hook=each_once)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{place}: not JSON ({error}); give an object a line, or call texts .txt"

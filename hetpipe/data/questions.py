@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tokenizers import Encoding
 
 from cost_model.errors import InputError
+from cost_model.strict_files import each_once
 from hetpipe.data.answers import CONTEXTS_FILE, NO_OFFSET, OFFSETS_FILE
 from hetpipe.data.data_file import read_text_file
 from hetpipe.data.dataset import IGNORE_LABEL, replacing
@@ -302,7 +303,10 @@ def _in_squad(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises: InputError naming what is not as it is there.
     """
     text = read_text_file(path)
-    content = json.loads(text)
+    try:
+        content = json.loads(text, object_pairs_hook=each_once)
+    except InputError as error:
+        raise InputError(f"data file {path}: {error}") from None
     check_whole(text, content, f"data file {path}")
     for at, article in enumerate(content[_DATA]):
         for paragraph in _listed(article, _PARAGRAPHS, f"data file {path}, article {at}"):
