@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 class RunBefore:
     """What a run has of the one that it goes on with; nothing of that where it begins.
 
-    step: of the checkpoint. is_best: whether it was asked for as that, and others came after it. decided: as
+    is_best: whether it was asked for as that, and others came after it. decided: as
     `hetpipe.training.resumed_settings.inherited`. batch: samples a step. settings: where its run folder is
-    there.
+    there. step: of the checkpoint.
     """
 
     source: Path | None = None
-    step: int = 0
     decided: dict[str, Any] = field(default_factory=dict)
     batch: int | None = None
     gradient_dtype: str = FLOAT32
@@ -36,6 +35,7 @@ class RunBefore:
     dtype: str | None = None
     is_best: bool = False
     settings: Settings = field(default_factory=lambda: Settings(steps=1))
+    step: int = 0
 
     @classmethod
     def find(
@@ -59,7 +59,6 @@ class RunBefore:
         batch, dtype = manifest.settings.get("global_batch_size"), manifest.settings.get("dtype")
         return cls(
             source,
-            manifest.step,
             inherited(manifest, steps),
             batch if isinstance(batch, int) else None,
             str(manifest.settings.get("gradient_dtype", FLOAT32)),
@@ -67,6 +66,7 @@ class RunBefore:
             dtype if isinstance(dtype, str) and dtype != MIXED else None,
             is_best(resume) and newest(source.parent) != source,
             _settings_before(config),
+            manifest.step,
         )
 
     def check_data_given(self, option: str) -> None:

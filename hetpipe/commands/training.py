@@ -129,10 +129,9 @@ class RunStart:
         """Return in words that all steps are done, "" where there are some left, or none asks again."""
         if not self.starts_again or self.before.step != self.settings.steps:
             return ""
-        return (
-            f"{self.before.source}: all {self.settings.steps} steps are done, nothing is left to do; raise "
-            "--steps for more"
-        )
+        steps = self.settings.steps
+        done = f"{self.before.source}: step {steps} of {steps} is done"
+        return f"{done}, nothing is left to do; raise --steps for more"
 
 
 def run_start(

@@ -24,7 +24,8 @@ MODEL = "bert-tiny"
 SOON_S = 60.0
 NOTE = "note: the output has no reader any more; the run goes on without it, in"
 IN_A_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever runs the tests may ignore, as nohup does
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from hetpipe.cli import main

@@ -214,7 +214,7 @@ def test_a_plain_run_keeps_a_model_that_can_be_exported(hetpipe, run):
     again = run("--steps 2 --resume auto")
     assert again.code == 2 and "is at step 2, the run ends at step 2; raise --steps" in again.err
     queued = run("--steps 2 --resume auto --run-folder runs/bert-tiny-001")  # the same line, again and again
-    done = f"note: {source}: all 2 steps are done, nothing is left to do; raise --steps for more"
+    done = f"note: {source}: step 2 of 2 is done, nothing is left to do; raise --steps for more"
     assert (queued.code, queued.out, queued.err.split()) == (0, "", done.split())
     assert read_report(RunFolder(Path("runs/bert-tiny-001")).report).steps == 2
 
@@ -319,7 +319,7 @@ def test_the_bar_of_a_resumed_run_begins_at_the_steps_that_are_done(tmp_path, mo
 def test_one_command_begins_a_run_and_goes_on_with_it(run):
     for code, words in (
         (0, "nothing to resume in mine: a new run begins"),
-        (2, "is at step 1, the run ends"),
+        (0, "step-000001: step 1 of 1 is done, nothing is left to do"),
     ):
         result = run("--steps 1 --resume auto --run-folder mine")
         assert result.code == code and words in result.err
