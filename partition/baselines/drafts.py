@@ -55,14 +55,13 @@ class Drafts:
         """
         if not self._estimated:
             raise least_of(self._strategy, self._errors)
-        plan = best_plan(self._problem, evaluate, self._estimated)
-        if evaluate is not None and (count := instructions(plan)) > MOST_INSTRUCTIONS:
+        if evaluate is not None and (count := instructions(self.plans[0])) > MOST_INSTRUCTIONS:
             raise TooManyDevicesError(
                 f"{self._strategy}: a step of its plan is some {count:,} instructions, and such plans are "
                 f"simulated up to {MOST_INSTRUCTIONS:,}, since more take minutes; exclude devices, give "
                 "fewer samples a step, or let `auto` choose"
             )
-        return plan
+        return best_plan(self._problem, evaluate, self._estimated)
 
     def _named(self, plan: Plan) -> Plan:
         return replace(plan, strategy=self._strategy)

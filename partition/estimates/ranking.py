@@ -28,7 +28,6 @@ from partition.problem import Evaluate, Problem
 
 NUM_KEPT = 3  # plans of each number of pipelines that a ranking remembers
 NUM_EVALUATED = 2  # plans of a baseline, least estimates first, that the simulator chooses between
-HEAVY = 200_000  # instructions from which on it is only asked for the first of them: some 3 s each
 TOLERANCE = 1e-9  # relative, of a bound: rounding
 QUICK = 20  # times as fast, instruction by instruction, are plans whose devices serve one stage each
 
@@ -165,15 +164,10 @@ def by_estimate(costs: PipelineCosts, plans: Iterable[Plan]) -> list[Plan]:
 
 
 def best_plan(problem: Problem, evaluate: Evaluate | None, estimated: Iterable[tuple[float, Plan]]) -> Plan:
-    """Return the plan of least estimate (seconds); with evaluate, of the two least the best one.
-
-    Of the two only where the simulator is done with them soon.
-    """
+    """Return the plan of least estimate (seconds); with evaluate, of the two least the best one."""
     ranked = sorted(estimated, key=lambda pair: (_rounded(pair[0]), rank(pair[1])))
     near = [plan for _, plan in ranked[:NUM_EVALUATED]]
-    if evaluate is None or max(map(instructions, near)) > HEAVY:
-        return near[0]
-    return min(near, key=Ranking(problem, evaluate))
+    return min(near, key=Ranking(problem, evaluate)) if evaluate else near[0]
 
 
 def variants(costs: PipelineCosts, plan: Plan) -> Iterator[Plan]:
