@@ -45,12 +45,12 @@ class Start:
         if not self.placed.are_several:  # the same job as for several, on one
             return replace(hosts, node=None, token_file=None, trust_network=False)
         from hetpipe.hosts.derived_rendezvous import check_hosts, meeting_of, node_of
-        from hetpipe.trust.channel import address_text
+        from hetpipe.hosts.rendezvous import Rendezvous
 
         check_hosts(self.placed, cluster)
         here = node_of(cluster, self.placed.host) if self.placed.host else None
         address = meeting_of(self.placed, cluster, hosts.wait_s, lambda text: note([text]))
-        text = f"tcp://{address_text(address)}"
+        text = str(Rendezvous(address))
         note([f"started by {self.placed.starter} on several hosts, which meet at {text}"])
         node = hosts.node if hosts.node is not None or here is None else here.name
         return replace(hosts, rendezvous=text, node=node)

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -92,14 +92,6 @@ def way_on(folder: RunFolder | None) -> str:
         "left, with --rendezvous of this host, --exclude of the leader's node, --resume auto, --run-folder "
         f"{folder.path}"
     )
-
-
-def _tidy(folder: RunFolder) -> None:
-    """Remove what became no checkpoint, and takes the room of one."""
-    from hetpipe.training.checkpoint import discard_unfinished
-
-    with suppress(OSError):
-        discard_unfinished(folder.checkpoints)
 
 
 @dataclass(slots=True)
@@ -261,14 +253,15 @@ class _Member:
 
     def _fill(self, job: Job) -> "_Filled":
         from hetpipe.runtime.gpus import check_here
+        from hetpipe.training.checkpoint import tidy
         from hetpipe.training.handover import Handover, Places
 
         if self._filled is None:
             folder = self._ends.enter_context(member_folder(job, self.facts.node))
-            self._ends.callback(_tidy, folder)  # once its ranks have ended
+            self._ends.callback(tidy, folder.checkpoints)  # once its ranks have ended
         else:  # once more
             folder = self._filled.folder
-        _tidy(folder)
+        tidy(folder.checkpoints)
         filled = fill_folder(folder, job, self.own)
         costs = filled.costs
         ranks = tuple(rank for rank, device in enumerate(costs.devices) if device.node == self.facts.node)

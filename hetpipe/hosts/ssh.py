@@ -19,7 +19,8 @@ from typing import Self
 
 from cost_model.cluster import Node
 from cost_model.errors import InputError
-from hetpipe.trust.channel import Address, address_text
+from hetpipe.hosts.rendezvous import Rendezvous
+from hetpipe.trust.channel import Address
 
 TOKEN_FROM_INPUT = "-"
 """The --token-file of a launcher that is told the token over its standard input."""
@@ -163,7 +164,7 @@ class RemoteHosts:
 
         Raises: InputError without ssh.
         """
-        rendezvous = f"tcp://{address_text(address)}"
+        rendezvous = str(Rendezvous(address))
         for node in self._launch.nodes:
             given = self._launch.arguments
             words = launch_words(given, node.name, rendezvous, TOKEN_FROM_INPUT, [STARTS_NONE])

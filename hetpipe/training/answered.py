@@ -18,9 +18,8 @@ class Answered:
 
     complete: whether the last step is over, so that no signal has cut the run short. ended: whether held-out
     figures end training with the step at hand. diverged: what told of it, None if the run did not diverge.
-    failed: what the caller raised, after which training ends as if it
-    had answered True, so that a checkpoint under way is kept. joining: whether the attempt ends since a host
-    is back.
+    failed: what the caller raised, after which training ends as if it had answered True, so that a checkpoint
+    under way is kept. joining: whether the attempt ends since a host is back.
     """
 
     on_event: Emit

@@ -182,6 +182,12 @@ def discard_unfinished(root: Path) -> None:
         _remove(folder)
 
 
+def tidy(root: Path) -> None:
+    """Remove what became no checkpoint, and takes the room of one, as far as the disk lets it."""
+    with suppress(OSError):
+        discard_unfinished(root)
+
+
 def best(root: Path) -> Path | None:
     """Return the checkpoint whose own held-out loss is the least, the first of equal ones; None: none has.
 

@@ -4,7 +4,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -324,8 +324,7 @@ def _no_way_back(settings: Settings, recovery: Recovery) -> str:
 def _tidy(folder: RunFolder, source: Path | None) -> None:
     """Remove what became no checkpoint, and takes the room of one, unless the run goes on from just that."""
     if source is None or not source.name.startswith("."):
-        with suppress(OSError):
-            checkpoint.discard_unfinished(folder.checkpoints)
+        checkpoint.tidy(folder.checkpoints)
 
 
 def _wait(wait_s: float, stopping: Stopping) -> None:
